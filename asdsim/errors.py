@@ -1,0 +1,43 @@
+"""One family of errors: what is wrong, where it is, and what to do about it."""
+
+from __future__ import annotations
+
+
+class AsdsimError(Exception):
+    """Base of every error that a user can cause.
+
+    Parameters
+    ----------
+    what : str
+        What is wrong, in one clause.
+    where : str, optional
+        File, request, step, position: as much as is known.
+    fix : str, optional
+        What the user can do.
+    """
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what, self.where, self.fix = what, where, fix
+        text = f"{where}: {what}" if where else what
+        super().__init__(f"{text} ({fix})" if fix else text)
+
+
+class UsageError(AsdsimError):
+    """A flag, name or setting that cannot be meant."""
+
+
+class TraceError(AsdsimError):
+    """A trace directory that cannot be trusted: missing, damaged, inconsistent or of another schema."""
+
+
+class CaptureError(AsdsimError):
+    """A model, drafter, task or decoding step that cannot be recorded."""
+
+
+def unknown_name(kind: str, name: str, known: list[str]) -> UsageError:
+    """Return an error for an unknown name, with the closest known one as a suggestion."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return UsageError(f"unknown {kind} {name!r}", fix=f"{hint}known: {', '.join(known)}")

@@ -1,0 +1,190 @@
+"""What may be asked: one setting, a grid of settings, and how both are written on a command line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import UsageError, unknown_name
+from .rule import JUDGES
+
+MAX_AXIS = 1_000_000
+"""Longest list that one range may unfold to."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One setting of the rule.
+
+    Attributes
+    ----------
+    budget : float
+        B, regret that a request may spend in all, in logits; 0 is strict, ``inf`` allowed.
+    gate : float
+        g, largest r/q of one relaxed token, in logits; ``inf`` allowed.
+    cap : float
+        M, relaxed tokens per block; a whole number or ``inf``.
+    semantics : str
+        Which reading of the rule: a key of :data:`asdsim.rule.JUDGES`.
+    """
+
+    budget: float
+    gate: float
+    cap: float
+    semantics: str = "paper"
+
+    def __post_init__(self) -> None:
+        check_value("B", self.budget)
+        check_value("g", self.gate)
+        check_value("M", self.cap)
+        if self.semantics not in JUDGES:
+            raise unknown_name("semantics", self.semantics, list(JUDGES))
+
+    def __str__(self) -> str:
+        return f"B={self.budget:g} g={self.gate:g} M={self.cap:g}"
+
+
+STRICT = Policy(0.0, 0.0, 0.0)
+"""Strict matching by token id."""
+
+
+def check_value(name: str, value: float) -> None:
+    """Refuse a B, g or M that is negative, NaN or (M) not whole."""
+    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
+        raise UsageError(f"{name} must be a number, not {value!r}")
+    if math.isnan(value):
+        raise UsageError(f"{name} is NaN", fix="give a number >= 0, or inf")
+    if value < 0:
+        raise UsageError(f"{name}={value:g} is negative", fix="give a number >= 0, or inf")
+    if name == "M" and not math.isinf(value) and value != int(value):
+        raise UsageError(f"M={value:g} is not a whole number", fix="give a whole number of tokens per block, or inf")
+
+
+def parse_axis(name: str, text: str) -> list[float]:
+    """Read one axis of a sweep: ``"1,2,inf"``, ``"0:16:.5"`` (inclusive), or both mixed with commas.
+
+    Ranges are unfolded in decimal arithmetic, so ``0:1:.1`` holds exactly the floats that ``.1``, ``.2``, .. denote.
+
+    Raises
+    ------
+    UsageError
+        On anything that is not a number, a range that never ends, or a value that ``name`` cannot take.
+    """
+    values: list[float] = []
+    for part in text.split(","):
+        item = part.strip()
+        if not item:
+            raise UsageError(f"empty item in {name}={text!r}", fix="write a comma list such as 0,2,4 or a range 0:16:.5")
+        pieces = item.split(":")
+        if len(pieces) == 1:
+            values.append(_number(name, item))
+        elif len(pieces) == 3:
+            values.extend(_range(name, item, pieces))
+        else:
+            raise UsageError(f"{name}: {item!r} is not a range", fix="write start:stop:step")
+    for value in values:
+        check_value(name, value)
+    return list(dict.fromkeys(values))
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{name}: {text!r} is not a number") from None
+
+
+def _range(name: str, item: str, pieces: Sequence[str]) -> list[float]:
+    try:
+        start, stop, step = (Decimal(piece.strip()) for piece in pieces)
+    except InvalidOperation:
+        raise UsageError(f"{name}: {item!r} is not a range of numbers", fix="write start:stop:step") from None
+    if not (start.is_finite() and stop.is_finite() and step.is_finite()):
+        raise UsageError(f"{name}: the range {item!r} never ends", fix="use finite bounds; add inf as an item of its own")
+    if step <= 0 and start != stop:
+        raise UsageError(f"{name}: the range {item!r} never ends", fix="give a step > 0")
+    if stop < start:
+        raise UsageError(f"{name}: the range {item!r} is empty", fix="give stop >= start")
+    count = 1 if start == stop else int((stop - start) / step) + 1
+    if count > MAX_AXIS:
+        raise UsageError(f"{name}: the range {item!r} has {count} values", fix=f"at most {MAX_AXIS} are allowed")
+    return [float(start + n * step) for n in range(count)]
+
+
+def axis_values(name: str, values: float | str | Iterable[float]) -> list[float]:
+    """Return an axis given as text, one number, or numbers."""
+    if isinstance(values, str):
+        return parse_axis(name, values)
+    items = list(values) if isinstance(values, Iterable) else [values]
+    if not items:
+        raise UsageError(f"{name} is empty", fix="give at least one value")
+    for item in items:
+        check_value(name, item)
+    return list(dict.fromkeys(float(item) for item in items))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A list of settings, as parallel arrays.
+
+    Attributes
+    ----------
+    budget, gate, cap : float64 (n,)
+        B, g and M of each setting.
+    semantics : str
+        Shared by all settings.
+    """
+
+    budget: npt.NDArray[np.float64]
+    gate: npt.NDArray[np.float64]
+    cap: npt.NDArray[np.float64]
+    semantics: str = "paper"
+    axes: dict[str, list[float]] = field(default_factory=dict, compare=False)
+
+    def __len__(self) -> int:
+        return int(self.budget.shape[0])
+
+    def policy(self, index: int) -> Policy:
+        """Return one setting."""
+        return Policy(float(self.budget[index]), float(self.gate[index]), float(self.cap[index]), self.semantics)
+
+    @classmethod
+    def product(
+        cls,
+        B: float | str | Iterable[float],
+        g: float | str | Iterable[float],
+        M: float | str | Iterable[float],
+        semantics: str = "paper",
+    ) -> Grid:
+        """Return every combination, B outermost and M innermost.
+
+        Raises
+        ------
+        UsageError
+            On a value that cannot be meant, or an unknown semantics.
+        """
+        if semantics not in JUDGES:
+            raise unknown_name("semantics", semantics, list(JUDGES))
+        axes = {"B": axis_values("B", B), "g": axis_values("g", g), "M": axis_values("M", M)}
+        budget, gate, cap = (axis.ravel() for axis in np.meshgrid(axes["B"], axes["g"], axes["M"], indexing="ij"))
+        return cls(budget, gate, cap, semantics, axes)
+
+    @classmethod
+    def of(cls, policies: Sequence[Policy]) -> Grid:
+        """Return the given settings in their order; all must share one semantics."""
+        if not policies:
+            raise UsageError("no setting given")
+        names = {policy.semantics for policy in policies}
+        if len(names) > 1:
+            raise UsageError(f"settings of several semantics in one grid: {', '.join(sorted(names))}")
+        return cls(
+            np.array([policy.budget for policy in policies], np.float64),
+            np.array([policy.gate for policy in policies], np.float64),
+            np.array([policy.cap for policy in policies], np.float64),
+            names.pop(),
+        )

@@ -1,0 +1,161 @@
+"""The rule of Approximate Speculative Decoding, once, in scalar Python.
+
+Source: "ASD: Approximate Speculative Decoding", arXiv 2608.03447. Positions count from 0. A draft block holds K tokens
+x_0 .. x_{K-1}; z_i is the target's logit row after the prefix and x_0 .. x_{i-1}.
+
+    (1)  y_i = argmax z_i                       the target's own choice, lowest id on a tie
+    (2)  d_i = [x_i != y_i]                     mismatch, by token id
+    (3)  r_i = z_i(y_i) - z_i(x_i)  >= 0        regret, in logits
+    (4)  q_i = K - i                            suffix value: what a rejection at i would throw away
+    (5)  r_i / q_i <= g                         gate
+    (6)  C = sum of accepted d_i r_i            block charge, summed from left to right
+         N = sum of accepted d_i                relaxed tokens of the block
+    (7)  s + C <= B                             budget; s is what the request has spent in earlier blocks
+    (8)  N <= M                                 cap
+    (9)  a = the longest prefix of the block in which every mismatch satisfies (5), (7) and (8)
+    (10) commit x_0 .. x_{a-1}, then y_a; s <- s + C
+
+B = 0 is strict matching by token id, on logit ties too. All sums are float64; the walk adds and compares, and the one
+division (5) happens when a block is laid out, so Python, compiled CPU and CUDA code decide alike to the bit.
+
+The functions here import ``math`` alone and use only what numba compiles: ``judge_*`` decide about one mismatch, and
+``make_accept_block`` wraps one of them into the walk over a block. Both the CPU and the CUDA kernels compile these very
+functions, since a function compiled for one of them cannot be called from the other.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+ACCEPT, GATE, BUDGET, CAP = 0, 1, 2, 3
+"""Verdicts on a mismatch: accepted, or the first constraint that it breaks, in the order (5), (7), (8)."""
+
+
+def judge_paper(
+    score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
+) -> int:
+    """Decide about one mismatch, as the paper defines it.
+
+    Parameters
+    ----------
+    score : float
+        r_i / q_i of this mismatch, in logits.
+    before : float
+        Block charge C without this mismatch (unused here; other semantics compare it).
+    charge : float
+        Block charge C with this mismatch.
+    count : int
+        Relaxed tokens N of the block with this mismatch.
+    spent : float
+        Ledger s of the request before this block.
+    budget, gate, cap : float
+        B, g and M; ``inf`` lifts a constraint.
+
+    Returns
+    -------
+    int
+        ``ACCEPT``, or the first constraint that fails: ``GATE``, ``BUDGET``, ``CAP``.
+    """
+    if not score <= gate:  # (5); written so that a NaN never passes
+        return GATE
+    if budget == 0.0 or not spent + charge <= budget:  # (7), and strict at B = 0
+        return BUDGET
+    if count > cap:  # (8)
+        return CAP
+    return ACCEPT
+
+
+JUDGES: dict[str, Callable[..., int]] = {"paper": judge_paper}
+"""One judge per semantics. All share the signature of :func:`judge_paper`."""
+
+
+def make_accept_block(judge: Callable[..., int]) -> Callable[..., tuple[int, float, int, int]]:
+    """Return ``accept_block`` around a judge; compile the judge first and the result next."""
+
+    def accept_block(position, score, charge, lo, hi, stop, spent, budget, gate, cap):  # type: ignore[no-untyped-def]
+        """Walk the mismatches ``lo .. hi-1`` of one block, equation (9).
+
+        ``position``, ``score`` and ``charge`` are indexable; mismatches at ``position >= stop`` are out of reach (an
+        EOS or the token limit comes first). Returns ``(outcome, C, N, verdict)``: the number of mismatches accepted
+        before the first refused one, or ``hi - lo`` with ``ACCEPT`` where none was refused.
+        """
+        total = 0.0
+        count = 0
+        for j in range(lo, hi):
+            if position[j] >= stop:
+                break
+            verdict = judge(score[j], total, total + charge[j], count + 1, spent, budget, gate, cap)
+            if verdict != ACCEPT:
+                return j - lo, total, count, verdict
+            total += charge[j]
+            count += 1
+        return hi - lo, total, count, ACCEPT
+
+    return accept_block
+
+
+def mismatches(
+    draft_ids: Sequence[int], argmax_ids: Sequence[int], regrets: Sequence[float]
+) -> tuple[list[int], list[float], list[float]]:
+    """Lay out a block: positions, scores r/q and charges r of its mismatches, equations (2) to (5).
+
+    Raises
+    ------
+    ValueError
+        If a mismatch has a negative or non-finite regret.
+    """
+    width = len(draft_ids)
+    positions, scores, charges = [], [], []
+    for i in range(width):
+        if draft_ids[i] != argmax_ids[i]:
+            regret = float(regrets[i])
+            if not (regret >= 0.0 and math.isfinite(regret)):
+                raise ValueError(f"regret {regret} at position {i} is not a finite number >= 0")
+            positions.append(i)
+            scores.append(regret / (width - i))
+            charges.append(regret)
+    return positions, scores, charges
+
+
+def decide(
+    draft_ids: Sequence[int],
+    argmax_ids: Sequence[int],
+    regrets: Sequence[float],
+    stop: int,
+    spent: float,
+    budget: float,
+    gate: float,
+    cap: float,
+    semantics: str = "paper",
+) -> tuple[int, float, int, int]:
+    """Decide one block of live decoding.
+
+    Parameters
+    ----------
+    draft_ids, argmax_ids : sequence of int
+        x_0 .. x_{K-1}, and y_0 .. y_{K-1} (a bonus row may follow).
+    regrets : sequence of float
+        r_0 .. r_{K-1} in logits; read at mismatches only.
+    stop : int
+        Draft tokens that can be committed at all: K, or fewer where an EOS or the token limit comes first.
+    spent, budget, gate, cap : float
+        s, B, g, M.
+    semantics : str
+        A key of :data:`JUDGES`.
+
+    Returns
+    -------
+    accepted : int
+        a, the draft tokens to commit.
+    charge : float
+        C, to be added to the ledger.
+    count : int
+        N, the relaxed tokens among them.
+    verdict : int
+        Why the block ended: ``ACCEPT`` where nothing was refused.
+    """
+    positions, scores, charges = mismatches(draft_ids, argmax_ids, regrets)
+    accept_block = make_accept_block(JUDGES[semantics])
+    outcome, charge, count, verdict = accept_block(
+        positions, scores, charges, 0, len(positions), stop, spent, budget, gate, cap
+    )
+    return (stop if verdict == ACCEPT else positions[outcome]), charge, count, verdict
