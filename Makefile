@@ -1,0 +1,83 @@
+# Everything runs in .venv, which is made on first use. All that is needed is make and Python 3.11 or newer.
+#   make demo      capture three prompts of a real model, replay a grid, draw
+#   make test      linters, types, import rules, tests
+#   make figures   redraw figures/ from the committed traces
+#   make gpu       the checks that need a CUDA device
+#   make bench     timings
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Stamps are written last, so an install that was cut short is not taken for a finished one.
+RUN_READY := $(VENV)/.ready-run
+DEV_READY := $(VENV)/.ready-dev
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Test processes; each keeps to one thread.
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
+export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
+test gpu: export OMP_NUM_THREADS := 1
+# No test may reach a model hub.
+test gpu: export HF_HUB_OFFLINE := 1
+test gpu: export TRANSFORMERS_OFFLINE := 1
+test gpu: export HF_DATASETS_OFFLINE := 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help demo test lint figures gpu bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(RUN_READY)
+	$(BIN)/asdsim demo -o demo-out
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+lint: $(DEV_READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --cache-dir .cache/import-linter
+
+figures: $(RUN_READY)
+	for script in analysis/*.py; do echo "$$script"; $(BIN)/python "$$script"; done
+
+gpu: $(DEV_READY)
+	$(BIN)/python -m tests.gpu
+
+bench: $(RUN_READY)
+	$(BIN)/asdsim bench
+
+clean:
+	rm -rf $(VENV) .cache demo-out bench-out build dist
+
+# A directory without its own stamp is the rest of an attempt that failed: begin again.
+$(VENV)/.made:
+	@rm -rf $(VENV)
+	@python=; for name in $(PYTHON) python3.11 python3 python3.12 python3.13 python; do \
+	  if "$$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python=$$name; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "error: no Python >= 3.11 with venv on the PATH; install one, or run make PYTHON=/path/to/python3.11" >&2; exit 2; \
+	fi; \
+	echo "making $(VENV) with $$("$$python" --version)"; "$$python" -m venv $(VENV)
+	@touch $@
+
+$(RUN_READY): pyproject.toml constraints.txt | $(VENV)/.made
+	@rm -f $@
+	@echo "installing asdsim with what runs models; the first time takes some minutes"
+	$(PIP) -e '.[capture]'
+	@touch $@
+
+$(DEV_READY): pyproject.toml constraints.txt | $(VENV)/.made
+	@rm -f $@
+	@echo "installing asdsim with everything that its tests need; the first time takes some minutes"
+	$(PIP) -e '.[capture,cuda13,dev]'
+	@touch $(RUN_READY) $@
