@@ -10,6 +10,10 @@ import numpy.typing as npt
 NO_PARENT = -1
 """``parent_step_id`` and ``parent_accepted`` of a root step."""
 
+FORBIDDEN_LOGIT = float(np.finfo(np.float32).min)
+"""Stands for a logit of -inf, so that a trace holds finite numbers only. A draft token with this logit has infinite
+regret: no setting accepts it, not even B = g = M = inf."""
+
 
 @dataclass(frozen=True)
 class RequestRecord:
