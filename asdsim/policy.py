@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 
 import numpy as np
@@ -15,6 +15,18 @@ from .rule import JUDGES
 
 MAX_AXIS = 1_000_000
 """Longest list that one range may unfold to."""
+
+
+def check_value(name: str, value: float) -> None:
+    """Refuse a B, g or M that is negative, NaN or (M) not whole."""
+    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
+        raise UsageError(f"{name} must be a number, not {value!r}")
+    if math.isnan(value):
+        raise UsageError(f"{name} is NaN", fix="give a number >= 0, or inf")
+    if value < 0:
+        raise UsageError(f"{name}={value:g} is negative", fix="give a number >= 0, or inf")
+    if name == "M" and not math.isinf(value) and value != int(value):
+        raise UsageError(f"M={value:g} is not a whole number", fix="give a whole number of tokens per block, or inf")
 
 
 @dataclass(frozen=True)
@@ -45,24 +57,16 @@ class Policy:
         if self.semantics not in JUDGES:
             raise unknown_name("semantics", self.semantics, list(JUDGES))
 
+    def with_semantics(self, semantics: str) -> Policy:
+        """Return the same numbers under another semantics."""
+        return replace(self, semantics=semantics)
+
     def __str__(self) -> str:
         return f"B={self.budget:g} g={self.gate:g} M={self.cap:g}"
 
 
 STRICT = Policy(0.0, 0.0, 0.0)
 """Strict matching by token id."""
-
-
-def check_value(name: str, value: float) -> None:
-    """Refuse a B, g or M that is negative, NaN or (M) not whole."""
-    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
-        raise UsageError(f"{name} must be a number, not {value!r}")
-    if math.isnan(value):
-        raise UsageError(f"{name} is NaN", fix="give a number >= 0, or inf")
-    if value < 0:
-        raise UsageError(f"{name}={value:g} is negative", fix="give a number >= 0, or inf")
-    if name == "M" and not math.isinf(value) and value != int(value):
-        raise UsageError(f"M={value:g} is not a whole number", fix="give a whole number of tokens per block, or inf")
 
 
 def parse_axis(name: str, text: str) -> list[float]:
@@ -79,7 +83,9 @@ def parse_axis(name: str, text: str) -> list[float]:
     for part in text.split(","):
         item = part.strip()
         if not item:
-            raise UsageError(f"empty item in {name}={text!r}", fix="write a comma list such as 0,2,4 or a range 0:16:.5")
+            raise UsageError(
+                f"empty item in {name}={text!r}", fix="write a comma list such as 0,2,4 or a range 0:16:.5"
+            )
         pieces = item.split(":")
         if len(pieces) == 1:
             values.append(_number(name, item))
@@ -105,7 +111,9 @@ def _range(name: str, item: str, pieces: Sequence[str]) -> list[float]:
     except InvalidOperation:
         raise UsageError(f"{name}: {item!r} is not a range of numbers", fix="write start:stop:step") from None
     if not (start.is_finite() and stop.is_finite() and step.is_finite()):
-        raise UsageError(f"{name}: the range {item!r} never ends", fix="use finite bounds; add inf as an item of its own")
+        raise UsageError(
+            f"{name}: the range {item!r} never ends", fix="use finite bounds; add inf as an item of its own"
+        )
     if step <= 0 and start != stop:
         raise UsageError(f"{name}: the range {item!r} never ends", fix="give a step > 0")
     if stop < start:
@@ -148,6 +156,9 @@ class Grid:
 
     def __len__(self) -> int:
         return int(self.budget.shape[0])
+
+    def __getitem__(self, part: slice) -> Grid:
+        return Grid(self.budget[part], self.gate[part], self.cap[part], self.semantics)
 
     def policy(self, index: int) -> Policy:
         """Return one setting."""

@@ -18,13 +18,14 @@ x_0 .. x_{K-1}; z_i is the target's logit row after the prefix and x_0 .. x_{i-1
 B = 0 is strict matching by token id, on logit ties too. All sums are float64; the walk adds and compares, and the one
 division (5) happens when a block is laid out, so Python, compiled CPU and CUDA code decide alike to the bit.
 
-The functions here import ``math`` alone and use only what numba compiles: ``judge_*`` decide about one mismatch, and
-``make_accept_block`` wraps one of them into the walk over a block. Both the CPU and the CUDA kernels compile these very
-functions, since a function compiled for one of them cannot be called from the other.
+``judge_*`` decide about one mismatch and ``accept_block`` about a block. They use only what numba compiles: the CPU and
+the CUDA kernels compile these very functions, each for itself, since code compiled for one cannot be called from the
+other; ``bind`` is how a compiled judge gets into ``accept_block``.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 ACCEPT, GATE, BUDGET, CAP = 0, 1, 2, 3
 """Verdicts on a mismatch: accepted, or the first constraint that it breaks, in the order (5), (7), (8)."""
@@ -64,33 +65,48 @@ def judge_paper(
     return ACCEPT
 
 
+judge = judge_paper
+
+
+def accept_block(position, score, charge, lo, hi, stop, spent, budget, gate, cap):  # type: ignore[no-untyped-def]
+    """Walk the mismatches ``lo .. hi-1`` of one block, equation (9).
+
+    ``position``, ``score`` and ``charge`` are indexable; mismatches at ``position >= stop`` are out of reach (an EOS or
+    the token limit comes first). Decides with the global ``judge``, see :func:`bind`.
+
+    Returns
+    -------
+    outcome : int
+        Mismatches accepted before the first refused one; ``hi - lo`` where none was refused.
+    charge, count : float, int
+        C and N of the block.
+    verdict : int
+        What refused it, ``ACCEPT`` where nothing did.
+    """
+    total = 0.0
+    count = 0
+    for j in range(lo, hi):
+        if position[j] >= stop:
+            break
+        verdict = judge(score[j], total, total + charge[j], count + 1, spent, budget, gate, cap)
+        if verdict != ACCEPT:
+            return j - lo, total, count, verdict
+        total += charge[j]
+        count += 1
+    return hi - lo, total, count, ACCEPT
+
+
+def bind(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
+    """Return ``function`` with some of its global names bound anew, for example ``accept_block`` to another judge.
+
+    The same source thus runs in Python around a Python judge and compiles around a compiled one.
+    """
+    bound: Callable[..., Any] = type(function)(function.__code__, {**function.__globals__, **names}, function.__name__)
+    return bound
+
+
 JUDGES: dict[str, Callable[..., int]] = {"paper": judge_paper}
 """One judge per semantics. All share the signature of :func:`judge_paper`."""
-
-
-def make_accept_block(judge: Callable[..., int]) -> Callable[..., tuple[int, float, int, int]]:
-    """Return ``accept_block`` around a judge; compile the judge first and the result next."""
-
-    def accept_block(position, score, charge, lo, hi, stop, spent, budget, gate, cap):  # type: ignore[no-untyped-def]
-        """Walk the mismatches ``lo .. hi-1`` of one block, equation (9).
-
-        ``position``, ``score`` and ``charge`` are indexable; mismatches at ``position >= stop`` are out of reach (an
-        EOS or the token limit comes first). Returns ``(outcome, C, N, verdict)``: the number of mismatches accepted
-        before the first refused one, or ``hi - lo`` with ``ACCEPT`` where none was refused.
-        """
-        total = 0.0
-        count = 0
-        for j in range(lo, hi):
-            if position[j] >= stop:
-                break
-            verdict = judge(score[j], total, total + charge[j], count + 1, spent, budget, gate, cap)
-            if verdict != ACCEPT:
-                return j - lo, total, count, verdict
-            total += charge[j]
-            count += 1
-        return hi - lo, total, count, ACCEPT
-
-    return accept_block
 
 
 def mismatches(
@@ -154,8 +170,8 @@ def decide(
         Why the block ended: ``ACCEPT`` where nothing was refused.
     """
     positions, scores, charges = mismatches(draft_ids, argmax_ids, regrets)
-    accept_block = make_accept_block(JUDGES[semantics])
-    outcome, charge, count, verdict = accept_block(
+    walk = bind(accept_block, judge=JUDGES[semantics])
+    outcome, charge, count, verdict = walk(
         positions, scores, charges, 0, len(positions), stop, spent, budget, gate, cap
     )
     return (stop if verdict == ACCEPT else positions[outcome]), charge, count, verdict

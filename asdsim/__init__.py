@@ -1,0 +1,41 @@
+"""Replay speculative decoding under other acceptance rules, from one capture.
+
+>>> import asdsim
+>>> result = asdsim.replay("traces/smollm2-layerskip", B="0,4,8", g=".1,.25,.5", M="1,2")
+>>> result.frame()  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["AsdsimError", "Grid", "Policy", "Result", "Trace", "__version__", "load", "replay"]
+
+_HOMES = {
+    "AsdsimError": "errors",
+    "Grid": "policy",
+    "Policy": "policy",
+    "Result": "api",
+    "Trace": "trace.reader",
+    "load": "api",
+    "replay": "api",
+}
+
+if TYPE_CHECKING:
+    from .errors import AsdsimError
+    from .policy import Grid, Policy
+    from .api import Result, load, replay
+    from .trace.reader import Trace
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: `asdsim --help` must not pay for numba, pyarrow and polars.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'asdsim' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"asdsim.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

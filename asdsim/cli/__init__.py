@@ -1,0 +1,81 @@
+"""The command line: parse, call, print. Each command lives in a module of its name, imported when it is called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from .. import __version__
+from ..errors import AsdsimError, unknown_name
+
+COMMANDS = {
+    "capture": "Record real draft/target steps to a trace.",
+    "replay": "Walk a trace under a grid of settings.",
+    "inspect": "Validate a trace and summarise it.",
+    "plot": "Draw figures from a sweep or a trace.",
+    "demo": "Capture three prompts, replay a grid, draw figures.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order of use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import and return a command."""
+        if name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"asdsim.cli.{name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Refuse an unknown command with the closest known one."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise unknown_name("command", args[0], list(COMMANDS))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="asdsim")
+def cli() -> None:
+    """Replay speculative decoding under other acceptance rules.
+
+    Capture real draft/target steps once; then ask what any budget B, gate g and cap M would have done to acceptance
+    length and regret, without the model.
+    """
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line. Exit status: 0 success, 1 a check failed, 2 wrong usage or unreadable input."""
+    try:
+        status = cli.main(args=args, standalone_mode=False)
+    except AsdsimError as error:
+        _fail(str(error))
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except click.exceptions.Abort:
+        click.echo("asdsim: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone, for example `head`
+        sys.stderr.close()
+        sys.exit(0)
+    except OSError as error:
+        _fail(f"{error.filename or 'file system'}: {error.strerror or error}")
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str) -> None:
+    click.echo(f"asdsim: error: {' '.join(message.split())}", err=True)
+    sys.exit(2)

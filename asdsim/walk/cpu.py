@@ -1,0 +1,115 @@
+"""The walk on CPU: numba, one thread per share of the settings.
+
+Threads are Python's own around code that releases the interpreter lock, not numba's thread pool: that pool is OpenMP on
+most machines, which ends a process that forks after using it.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+
+from .. import rule
+from . import request
+from .compiled import compile_cached, named
+from .request import LEFT, NUM_COUNTS, STOP, walk_request
+
+
+def walk_settings(  # type: ignore[no-untyped-def]
+    first, last, budget, gate, cap, off_trace,
+    root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
+    path_ptr, path_step, align_ptr, align_step, counts, spent, edge, histogram,
+):  # fmt: skip
+    """Walk every request under the settings ``first .. last - 1``; see :func:`asdsim.walk.sweep.walk_grid`."""
+    width = histogram.shape[1]
+    scratch = np.zeros(width, np.int32)
+    for setting in range(first, last):
+        for one in range(root.shape[0]):
+            scratch[:] = 0
+            spent[setting, one], edge[setting, one] = walk_request(
+                one, budget[setting], gate[setting], cap[setting], off_trace,
+                root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
+                path_ptr, path_step, align_ptr, align_step, counts[setting, one], scratch,
+            )  # fmt: skip
+            if off_trace != STOP or counts[setting, one, LEFT] == 0:
+                for k in range(width):
+                    histogram[setting, k] += scratch[k]
+
+
+@cache
+def kernel(semantics: str) -> Any:
+    """Return ``walk_settings`` compiled for one semantics."""
+    judge = compile_cached(numba.njit, rule.JUDGES[semantics], inline="never")
+    block = named(rule.bind(rule.accept_block, judge=judge), semantics)
+    one = named(rule.bind(walk_request, accept_block=compile_cached(numba.njit, block)), semantics)
+    settings = named(rule.bind(walk_settings, walk_request=compile_cached(numba.njit, one)), semantics)
+    return compile_cached(numba.njit, settings, nogil=True)
+
+
+def python_kernel(semantics: str) -> Any:
+    """Return the same sources as plain Python, for tests and as a last resort."""
+    block = rule.bind(rule.accept_block, judge=rule.JUDGES[semantics])
+    return rule.bind(walk_settings, walk_request=rule.bind(walk_request, accept_block=block))
+
+
+def run(
+    arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, semantics: str, threads: int = 0
+) -> tuple[Any, ...]:
+    """Walk all settings.
+
+    Parameters
+    ----------
+    arrays : tuple of ndarray
+        The graph, in the order of ``walk_request``'s arguments from ``root`` to ``align_step``.
+    settings : tuple of float64 (n,)
+        B, g, M.
+    off_trace : int
+        ``STOP``, ``ALIGNED`` or ``RECORDED``.
+    semantics : str
+        A key of :data:`asdsim.rule.JUDGES`.
+    threads : int
+        0 takes every core that this process may use; results do not depend on it.
+
+    Returns
+    -------
+    counts : int32 (n, R, NUM_COUNTS)
+    spent : float64 (n, R)
+    edge : int64 (n, R)
+    histogram : int64 (n, largest K + 1)
+    """
+    return run_with(kernel(semantics), arrays, settings, off_trace, threads)
+
+
+def run_with(
+    compiled: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, threads: int
+) -> tuple[Any, ...]:
+    """Walk all settings with a given form of ``walk_settings``."""
+    number, requests = len(settings[0]), len(arrays[0])
+    width = int(arrays[2].max(initial=0)) + 1
+    counts = np.zeros((number, requests, NUM_COUNTS), np.int32)
+    spent = np.zeros((number, requests), np.float64)
+    edge = np.full((number, requests), -1, np.int64)
+    histogram = np.zeros((number, width), np.int64)
+
+    def share(first: int, last: int) -> None:
+        compiled(first, last, *settings, off_trace, *arrays, counts, spent, edge, histogram)
+
+    workers = max(1, min(threads or len(os.sched_getaffinity(0)), number))
+    bounds = np.linspace(0, number, 4 * workers + 1).astype(int) if workers > 1 else np.array([0, number])
+    if workers == 1:
+        share(0, number)
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            for done in [
+                pool.submit(share, int(lo), int(hi)) for lo, hi in zip(bounds, bounds[1:], strict=False) if lo < hi
+            ]:
+                done.result()
+    return counts, spent, edge, histogram
+
+
+__all__ = ["kernel", "python_kernel", "request", "run", "run_with"]

@@ -1,0 +1,82 @@
+"""One request under one setting: the walk, in scalar Python, compiled for CPU and for CUDA.
+
+Per step only mismatches are visited. ``accept_block`` decides; the edge that its outcome names says how many tokens are
+committed and where the walk stands next.
+"""
+
+from ..rule import ACCEPT, BUDGET, CAP, GATE, accept_block
+
+STEPS, DRAFTED, ACCEPTED, TOKENS, RELAXED, BY_GATE, BY_BUDGET, BY_CAP, LEFT = range(9)
+"""Columns of the counts that one walk fills. ``LEFT`` counts edges that were not captured; 0 means an exact walk."""
+
+NUM_COUNTS = 9
+
+STOP, ALIGNED, RECORDED = 0, 1, 2
+"""What happens at an edge that was not captured."""
+
+
+def walk_request(  # type: ignore[no-untyped-def]
+    request, budget, gate, cap, off_trace,
+    root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
+    path_ptr, path_step, align_ptr, align_step, counts, histogram,
+):  # fmt: skip
+    """Walk one request from its root.
+
+    ``counts`` (int32, ``NUM_COUNTS``) and ``histogram`` (int32, largest K + 1, steps by accepted draft tokens) are
+    added to and must be zero before.
+
+    Returns
+    -------
+    spent : float
+        The ledger at the end, in the unit of ``mm_charge``.
+    edge : int
+        The last edge: the whole output where the walk is exact, the first edge that is not captured where
+        ``off_trace`` is ``STOP`` and ``counts[LEFT] == 1``; -1 for a request without steps.
+    """
+    spent = 0.0
+    edge = -1
+    tokens = 0
+    step = root[request]
+    while step >= 0:
+        lo = mm_ptr[step]
+        hi = mm_ptr[step + 1]
+        room = limit[request] - tokens
+        outcome, charge, count, verdict = accept_block(
+            mm_pos, mm_score, mm_charge, lo, hi, room, spent, budget, gate, cap
+        )
+        spent += charge
+        edge = lo + step + outcome
+        # Off the captured path a step may be met later than where it was recorded, with less room under the limit.
+        accepted = min(edge_accepted[edge], room)
+        committed = min(edge_tokens[edge], room)
+        tokens += committed
+        counts[STEPS] += 1
+        counts[DRAFTED] += drafted[step]
+        counts[ACCEPTED] += accepted
+        counts[TOKENS] += committed
+        counts[RELAXED] += count
+        if verdict == GATE:
+            counts[BY_GATE] += 1
+        elif verdict == BUDGET:
+            counts[BY_BUDGET] += 1
+        elif verdict == CAP:
+            counts[BY_CAP] += 1
+        histogram[accepted] += 1
+        step = edge_next[edge]
+        if tokens >= limit[request]:
+            step = -1
+        if step == -2:
+            counts[LEFT] += 1
+            step = -1
+            if off_trace == RECORDED:
+                nth = path_ptr[request] + counts[STEPS]
+                if nth < path_ptr[request + 1]:
+                    step = path_step[nth]
+            elif off_trace == ALIGNED:
+                near = align_ptr[request] + tokens
+                if near < align_ptr[request + 1]:
+                    step = align_step[near]
+    return spent, edge
+
+
+__all__ = ["ACCEPT", "accept_block", "walk_request"]

@@ -1,0 +1,127 @@
+"""Random step graphs with no model: what a hash of the prefix says is drafted and scored there.
+
+Steps are functions of the prefix, as with real greedy decoding, so prefixes that merge stand on one step. Regrets are
+multiples of 1/8 (many near-ties and exact ties) or arbitrary floats.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asdsim.trace.records import NO_PARENT, RequestRecord, StepRecord
+
+TOP_K = 8
+
+
+def toy_step(
+    seed: int, prefix: tuple[int, ...], *, vocab: int, ks: tuple[int, ...], agree: float, grain: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (draft_ids (K,), logits float32 (K + 1, vocab)) at a prefix."""
+    rng = np.random.default_rng([seed, len(prefix), *prefix])
+    width = int(rng.choice(ks))
+    logits = rng.normal(0.0, 1.0, (width + 1, vocab)) * 2.0
+    if grain:
+        logits = np.round(logits / grain) * grain
+    logits = logits.astype(np.float32)
+    best = logits.argmax(axis=1)
+    draft = np.where(rng.random(width) < agree, best[:width], rng.integers(0, vocab, width))
+    return draft.astype(np.int32), logits
+
+
+def record_step(
+    step_id: int, parent: int, parent_accepted: int, start: int, draft: np.ndarray, logits: np.ndarray, wave: int = 0
+) -> StepRecord:
+    """Turn toy logits into what a trace stores, in plain numpy."""
+    width = len(draft)
+    vocab = logits.shape[1]
+    order = np.lexsort((np.broadcast_to(np.arange(vocab), logits.shape), -logits), axis=1)
+    top = order[:, :TOP_K]
+    ranks = np.array([int(np.flatnonzero(order[i] == draft[i])[0]) for i in range(width)], np.int32)
+    wide = logits.astype(np.float64)
+    lse = np.log(np.exp(wide).sum(axis=1))
+    prob = np.exp(wide - lse[:, None])
+    entropy = -(prob * np.log(prob)).sum(axis=1)
+    return StepRecord(
+        step_id=step_id,
+        parent_step_id=parent,
+        parent_accepted=parent_accepted,
+        start_pos=start,
+        draft_ids=draft.astype(np.int32),
+        argmax_ids=order[:, 0].astype(np.int32),
+        draft_logits=logits[np.arange(width), draft],
+        ranks=ranks,
+        top_ids=top.astype(np.int32),
+        top_logits=np.take_along_axis(logits, top, axis=1),
+        logsumexp=lse.astype(np.float32),
+        entropy=entropy.astype(np.float32),
+        wave=wave,
+    )
+
+
+def outcomes(draft: list[int], choice: list[int], room: int, eos: tuple[int, ...]) -> list[tuple[int, list[int], bool]]:
+    """Return (accepted, tokens, ended) for every way in which a block can end."""
+    ends: list[tuple[int, list[int], bool]] = []
+    for i, token in enumerate(draft):
+        if token != choice[i]:
+            commit = [*draft[:i], choice[i]]
+            ends.append((i, commit, choice[i] in eos or len(commit) == room))
+        if token in eos or i + 1 == room:
+            ends.append((i + 1, draft[: i + 1], True))
+            return ends
+    commit = [*draft, choice[len(draft)]]
+    ends.append((len(draft), commit, commit[-1] in eos or len(commit) == room))
+    return ends
+
+
+def toy_requests(
+    seed: int,
+    *,
+    requests: int = 3,
+    vocab: int = 12,
+    ks: tuple[int, ...] = (3,),
+    limit: int = 20,
+    agree: float = 0.6,
+    grain: float = 0.125,
+    extra: int = 20,
+    stop: str = "natural",
+    empty: bool = False,
+) -> list[tuple[RequestRecord, list[StepRecord]]]:
+    """Return requests with their strict path (wave 0) and ``extra`` further steps each (wave 1), reached by other outcomes."""
+    rng = np.random.default_rng(seed)
+    eos = (vocab - 1,)
+    made = []
+    for number in range(requests):
+        record = RequestRecord(f"toy/{number}", "toy", (1, 2, number + 3), f"prompt {number}", None, limit, eos, stop)
+        if empty and number == 1:
+            made.append((record, []))
+            continue
+        ends = eos if stop == "natural" else ()
+        steps: list[StepRecord] = []
+        standing: dict[tuple[int, ...], int] = {}
+        content: dict[int, tuple[tuple[int, ...], list[int], list[int]]] = {}
+
+        def add(prefix: tuple[int, ...], parent: int, accepted: int, wave: int) -> int:
+            draft, logits = toy_step(seed * 1000 + number, prefix, vocab=vocab, ks=ks, agree=agree, grain=grain)
+            step = record_step(len(steps), parent, accepted, len(prefix), draft, logits, wave)
+            steps.append(step)
+            standing[prefix] = step.step_id
+            content[step.step_id] = (prefix, draft.tolist(), step.argmax_ids.tolist())
+            return step.step_id
+
+        here, parent, accepted = (), NO_PARENT, NO_PARENT
+        while True:
+            step = add(here, parent, accepted, 0)
+            prefix, draft, choice = content[step]
+            accepted, commit, ended = outcomes(draft, choice, limit - len(prefix), ends)[0]
+            if ended:
+                break
+            here, parent = (*prefix, *commit), step
+        for _ in range(extra):
+            parent = int(rng.integers(len(steps)))
+            prefix, draft, choice = content[parent]
+            options = outcomes(draft, choice, limit - len(prefix), ends)
+            accepted, commit, ended = options[int(rng.integers(len(options)))]
+            if not ended and (*prefix, *commit) not in standing:
+                add((*prefix, *commit), parent, accepted, 1)
+        made.append((record, steps))
+    return made
