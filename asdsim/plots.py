@@ -2,8 +2,8 @@
 
 Nothing here touches pyplot, so no display, backend or global figure list is involved. Colours are those of Okabe and
 Ito (bars and lines) and cividis (maps): told apart by people with any colour vision, and, by lightness, markers and
-line style, in grey print. Rows that are not exact (``exact_share`` below 1) are hatched in maps and bars, drawn with open
-markers in lines, and named in the legend.
+line style, in grey print. Rows that are not exact (``exact_share`` below 1) are hatched in maps and bars, drawn with
+open markers in lines, and named in the legend.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ STYLE: dict[str, Any] = {
 }
 
 OFF_TRACE_NOTE = {
-    "stop": "not exact: requests that left the captured steps are not in this figure",
-    "aligned": "estimate: some requests left the captured steps and go on at the nearest one",
-    "recorded": "estimate: some requests left the captured steps and go on with the next one",
+    "stop": "not exact; requests that left the captured steps are left out",
+    "aligned": "estimate; requests that left the captured steps go on at the nearest one",
+    "recorded": "estimate; requests that left the captured steps go on with the next one",
 }
 
 
@@ -90,7 +90,7 @@ def _style() -> Iterator[None]:
 
 def label(row: Mapping[str, Any]) -> str:
     """Return the short name of a setting: ``strict``, or ``B=8 g=0.25 M=2``."""
-    if row["B"] == 0 or row["g"] < 0 or row["M"] == 0:
+    if row["B"] == 0 or row["M"] == 0:
         return "strict"
     return f"B={row['B']:g} g={row['g']:g} M={row['M']:g}"
 
@@ -171,7 +171,9 @@ def _note(rows: Sequence[Mapping[str, Any]], off_trace: str) -> str | None:
 
 
 def _legend_label(row: Mapping[str, Any]) -> str:
-    text = f"{label(row)}: {row['mean_acceptance_length']:.2f} tokens per step"
+    histogram = row["acceptance_histogram"]
+    drafts = sum(count * steps for count, steps in enumerate(histogram)) / sum(histogram)
+    text = f"{label(row)}: {row['mean_acceptance_length']:.2f} tokens per step, {drafts:.2f} without the bonus"
     if row["exact_share"] < 1:
         text += f" (exact for {100 * row['exact_share']:.0f} % of requests)"
     return text
@@ -266,7 +268,7 @@ def acceptance_by_position(
             axes.set_xlabel("draft position in the block (1 = first)")
             axes.set_xticks(position if width <= 17 else position[:: math.ceil(width / 16)])
             axes.set_xlim(0.6, width - 0.6)
-        _legend_below(figure, left, _note(rows, off_trace), "open markers: ")
+        _legend_below(figure, left, _note(rows, off_trace), "open markers")
     return figure
 
 
@@ -298,33 +300,44 @@ def regret_distribution(
             if which == 1 and gate is not None and 0 < gate < math.inf:
                 low, high = min(low, gate / 2), max(high, gate * 2)
             low, high = 10 ** math.floor(math.log10(low)), high * 1.15
+            zeros = any(bool((value <= low).any()) for value in values)
             for nth, (name, pair) in enumerate(groups.items()):
-                value = np.sort(pair[which])
+                value, share = _cumulative(pair[which])
                 axes.step(
                     np.concatenate([[low], np.maximum(value, low), [high]]) if len(value) else [],
-                    100 * np.concatenate([[0], np.arange(1, len(value) + 1) / len(value), [1]]) if len(value) else [],
+                    100 * np.concatenate([[0], share, [1]]) if len(value) else [],
                     where="post",
                     color=LINES[nth],
                     linestyle=DASHES[nth],
                     linewidth=1.8,
-                    label=f"{name} (n = {len(value):,})",
+                    label=f"{name} (n = {len(pair[which]):,})",
                 )
             axes.set_xscale("log")
             axes.set_xlim(low, high)
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.grid(axis="x")
             axes.set_ylim(0, 103)
+            unit = "regret r (logits" if which == 0 else "regret per token of suffix value, r/q (logits per token"
+            axes.set_xlabel(unit + (f"; left edge: {low:g} and less)" if zeros else ")"))
         left, right = panels
         left.set_ylabel("share of mismatches with at most this regret (%)")
-        left.set_xlabel("regret r (logits)")
         left.set_title("Regret: what the budget pays", loc="left")
-        right.set_xlabel("regret per token of suffix value, r/q (logits per token)")
         right.set_title("Regret over suffix value: what the gate compares", loc="left")
         if gate is not None and 0 < gate < math.inf:
             right.axvspan(gate, right.get_xlim()[1], color="#BBBBBB", alpha=0.35, linewidth=0)
             right.axvline(gate, color=GREY, linewidth=2.2, label=f"gate g = {gate:g}: refused right of it")
         _legend_below(figure, right, None)
     return figure
+
+
+def _cumulative(sample: npt.NDArray[np.float64], most: int = 400) -> tuple[Any, Any]:
+    """Return sorted values and the share of the sample up to each; of a large sample, ``most`` points of the curve."""
+    value = np.sort(sample)
+    share = np.arange(1, len(value) + 1) / max(len(value), 1)
+    if len(value) > most:
+        keep = np.unique(np.linspace(0, len(value) - 1, most).astype(int))
+        value, share = value[keep], share[keep]
+    return value, share
 
 
 def heat_map(frame: pl.DataFrame, *, off_trace: str = "stop") -> Figure:
@@ -361,7 +374,7 @@ def heat_map(frame: pl.DataFrame, *, off_trace: str = "stop") -> Figure:
     panel_h = min(max(len(gates) * cell_h, 1.6), 4.5)
     readable = panel_w / len(budgets) >= 0.4 and panel_h / len(gates) >= 0.26
     with _style():
-        figure = Figure(figsize=(across * (panel_w + 0.35) + 1.6, down * (panel_h + 0.55) + 1.0), layout="constrained")
+        figure = Figure(figsize=(across * (panel_w + 0.35) + 1.6, down * (panel_h + 0.55) + 1.2), layout="constrained")
         panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         image = None
         for nth, axes in enumerate(panels.ravel()):
@@ -370,22 +383,33 @@ def heat_map(frame: pl.DataFrame, *, off_trace: str = "stop") -> Figure:
                 continue
             here = [row for row in rows if row["M"] == caps[nth]]
             image = _panel(axes, here, budgets, gates, norm, readable)
-            axes.set_title(f"M = {_number(caps[nth])} relaxed tokens per block", loc="left")
+            cap = caps[nth]
+            axes.set_title(f"M = {cap:g} per block" if math.isfinite(cap) else "no cap (M = inf)", loc="left")
             if nth % across == 0:
                 axes.set_ylabel("gate g (logits per token)")
+            else:
+                axes.tick_params(left=False)
             if nth + across >= len(caps):
                 axes.set_xlabel("budget B (logits per request)")
                 axes.tick_params(labelbottom=True)
         assert image is not None
         bar = figure.colorbar(image, ax=panels, pad=0.02, shrink=0.9)
-        bar.set_label("mean acceptance length\n(tokens per step, bonus token included)")
+        bar.set_label("tokens per step")
+        figure.suptitle(
+            "Mean acceptance length (tokens per step, bonus token included)", x=0.01, ha="left", fontsize=11
+        )
         bar.ax.yaxis.set_major_locator(MaxNLocator(6))
         handles: list[Patch] = []
         if any(_finite(row["mean_acceptance_length"]) and row["exact_share"] < 1 for row in rows):
             handles.append(Patch(facecolor="#CCCCCC", edgecolor="black", hatch="////", label=OFF_TRACE_NOTE[off_trace]))
         if any(not _finite(row["mean_acceptance_length"]) for row in rows):
             handles.append(
-                Patch(facecolor="white", edgecolor=GREY, hatch="xx", label="no request stays on captured steps")
+                Patch(
+                    facecolor="white",
+                    edgecolor=GREY,
+                    hatch="xx",
+                    label="no figure: every request left the captured steps",
+                )
             )
         if handles:
             figure.legend(handles=handles, loc="outside lower left", ncols=1, handlelength=2.6, handleheight=1.4)
@@ -410,9 +434,12 @@ def _panel(
     asked = {(gates.index(row["g"]), budgets.index(row["B"])) for row in rows}
     image = axes.imshow(values, origin="lower", aspect="auto", cmap="cividis", norm=norm, interpolation="nearest")
     inexact = [at for at in sorted(asked) if shares[at] < 1 and np.isfinite(values[at])]
+    dark = [at for at in inexact if _is_dark(norm(values[at]))]
+    light = [at for at in inexact if at not in set(dark)]
     absent = [at for at in sorted(asked) if not np.isfinite(values[at])]
     looks: tuple[tuple[list[tuple[int, int]], dict[str, Any]], ...] = (
-        (inexact, {"edgecolor": "white", "hatch": "////", "alpha": 0.55}),
+        (dark, {"edgecolor": "white", "hatch": "////", "alpha": 0.6}),
+        (light, {"edgecolor": "black", "hatch": "////", "alpha": 0.6}),
         (absent, {"edgecolor": GREY, "hatch": "xx", "alpha": 1.0}),
     )
     for cells, look in looks:
@@ -420,12 +447,10 @@ def _panel(
             boxes = [Rectangle((col - 0.5, line - 0.5), 1, 1) for line, col in cells]
             axes.add_collection(PatchCollection(boxes, facecolor="none", linewidth=0, **look))
     if readable:
-        colour = matplotlib.colormaps["cividis"]
         for line, col in sorted(asked):
             if not np.isfinite(values[line, col]):
                 continue
-            back = colour(norm(values[line, col]))
-            dark = 0.299 * back[0] + 0.587 * back[1] + 0.114 * back[2] < 0.5
+            back = matplotlib.colormaps["cividis"](norm(values[line, col]))
             box = {"facecolor": back, "edgecolor": "none", "pad": 1.2} if shares[line, col] < 1 else None
             axes.text(
                 col,
@@ -434,7 +459,7 @@ def _panel(
                 ha="center",
                 va="center",
                 fontsize=8,
-                color="white" if dark else "black",
+                color="white" if _is_dark(norm(values[line, col])) else "black",
                 bbox=box,
             )
     for axis, ticks in ((axes.xaxis, budgets), (axes.yaxis, gates)):
@@ -446,16 +471,21 @@ def _panel(
     return image
 
 
+def _is_dark(level: float) -> bool:
+    red, green, blue, _ = matplotlib.colormaps["cividis"](level)
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+
+
 def _number(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:g}"
+    return f"{value:g}"
 
 
-def _legend_below(figure: Figure, axes: Axes, note: str | None, mark: str = "hatched: ") -> None:
+def _legend_below(figure: Figure, axes: Axes, note: str | None, mark: str = "hatched") -> None:
     """Put the legend under the axes, where it can hide no data, and a note on rows that are not exact beneath it."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = 1 if max(map(len, labels)) > 44 else 2
+    columns = 1 if max(map(len, labels)) > 48 else 2
     figure.legend(
-        handles, labels, loc="outside lower left", ncols=columns, handlelength=3.2, title=note and mark + note,
+        handles, labels, loc="outside lower left", ncols=columns, handlelength=3.2, title=note and f"{mark} = {note}",
         title_fontproperties={"size": 8, "style": "italic"}, alignment="left",
     )  # fmt: skip
 
@@ -666,7 +696,7 @@ def draw_all(
     else:
         note("no heat map: it needs more than one B or g")
     if groups is not None and any(len(pair[0]) for pair in groups.values()):
-        quantiles = [0.1, 0.25, 0.5, 0.75, 0.9]
+        quantiles = [round(0.05 * step, 2) for step in range(21)]
         numbers = {
             name: {
                 "n": len(regret),
