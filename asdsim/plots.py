@@ -46,6 +46,7 @@ LINES = ("#000000", "#0072B2", "#D55E00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D")
 DASHES = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 GREY = "#767676"
+LENGTHS = ("mean_acceptance_length", "accepted_per_proposal")
 
 STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
@@ -127,7 +128,10 @@ def pick_settings(frame: pl.DataFrame, limit: int = MAX_SETTINGS) -> pl.DataFram
 
     Rows that rest on no request are left out. Where enough rows are exact, only exact ones are chosen.
     """
-    _need(frame, ("B", "g", "M", "exact_share", "mean_acceptance_length", "acceptance_histogram", "num_spec_steps"))
+    _need(
+        frame,
+        ("B", "g", "M", "off_trace", "exact_share", "mean_acceptance_length", "acceptance_histogram", "num_spec_steps"),
+    )
     rows = [row for row in frame.to_dicts() if row["num_spec_steps"] and _finite(row["mean_acceptance_length"])]
     if not rows:
         raise UsageError("no setting of this table has a step to show", fix="replay with --off-trace aligned, or cover")
@@ -166,8 +170,10 @@ def _shares(row: Mapping[str, Any], width: int) -> npt.NDArray[np.float64]:
     return 100.0 * histogram / histogram.sum()
 
 
-def _note(rows: Sequence[Mapping[str, Any]], off_trace: str) -> str | None:
-    return OFF_TRACE_NOTE.get(off_trace) if any(row["exact_share"] < 1 for row in rows) else None
+def _note(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Say what the rows that are not exact stand for; ``None`` where all are."""
+    modes = sorted({row["off_trace"] for row in rows if row["exact_share"] < 1})
+    return " / ".join(OFF_TRACE_NOTE.get(mode, "not exact") for mode in modes) or None
 
 
 def _legend_label(row: Mapping[str, Any]) -> str:
@@ -182,15 +188,13 @@ def _legend_label(row: Mapping[str, Any]) -> str:
 # --- figures ------------------------------------------------------------------------------------------------------
 
 
-def acceptance_distribution(frame: pl.DataFrame, *, off_trace: str = "stop") -> Figure:
+def acceptance_distribution(frame: pl.DataFrame) -> Figure:
     """Draw how many draft tokens a step accepts, one group of bars per count, one bar per setting.
 
     Parameters
     ----------
     frame : polars.DataFrame
         Result rows; at most four are shown, see :func:`pick_settings`.
-    off_trace : {"stop", "aligned", "recorded"}
-        How the rows were made; says what a hatched bar means.
     """
     rows = pick_settings(frame).to_dicts()
     width = max(len(row["acceptance_histogram"]) for row in rows)
@@ -214,13 +218,11 @@ def acceptance_distribution(frame: pl.DataFrame, *, off_trace: str = "stop") -> 
         axes.set_ylabel("share of steps (%)")
         axes.yaxis.set_major_formatter(PercentFormatter(decimals=0, symbol=""))
         axes.set_title("Acceptance length by setting", loc="left")
-        _legend_below(figure, axes, _note(rows, off_trace))
+        _legend_below(figure, axes, _note(rows))
     return figure
 
 
-def acceptance_by_position(
-    frame: pl.DataFrame, *, match_share: npt.NDArray[np.float64] | None = None, off_trace: str = "stop"
-) -> Figure:
+def acceptance_by_position(frame: pl.DataFrame, *, match_share: npt.NDArray[np.float64] | None = None) -> Figure:
     """Draw, per draft position, the share of steps that accept it, and the same among steps that got that far.
 
     Parameters
@@ -229,8 +231,6 @@ def acceptance_by_position(
         Result rows; at most four are shown. A step whose block is shorter than a position does not accept it.
     match_share : float64 (K,), optional
         Share (0 to 1) of draft tokens that equal the target's choice at each position, whatever came before.
-    off_trace : {"stop", "aligned", "recorded"}
-        How the rows were made; says what an open marker means.
     """
     rows = pick_settings(frame).to_dicts()
     width = max(len(row["acceptance_histogram"]) for row in rows)
@@ -268,7 +268,7 @@ def acceptance_by_position(
             axes.set_xlabel("draft position in the block (1 = first)")
             axes.set_xticks(position if width <= 17 else position[:: math.ceil(width / 16)])
             axes.set_xlim(0.6, width - 0.6)
-        _legend_below(figure, left, _note(rows, off_trace), "open markers")
+        _legend_below(figure, left, _note(rows), "open markers")
     return figure
 
 
@@ -340,22 +340,20 @@ def _cumulative(sample: npt.NDArray[np.float64], most: int = 400) -> tuple[Any, 
     return value, share
 
 
-def heat_map(frame: pl.DataFrame, *, off_trace: str = "stop") -> Figure:
+def acceptance_heatmap(frame: pl.DataFrame) -> Figure:
     """Draw mean acceptance length over B (across) and g (up), one panel per M; cells that are not exact are hatched.
 
     Parameters
     ----------
     frame : polars.DataFrame
-        Result rows with B, g, M, exact_share and mean_acceptance_length.
-    off_trace : {"stop", "aligned", "recorded"}
-        How the rows were made; says what a hatched cell means.
+        Result rows with B, g, M, off_trace, exact_share and mean_acceptance_length.
 
     Raises
     ------
     UsageError
         If a setting appears twice, or no setting has a length to show.
     """
-    _need(frame, ("B", "g", "M", "exact_share", "mean_acceptance_length"))
+    _need(frame, ("B", "g", "M", "off_trace", "exact_share", "mean_acceptance_length"))
     if frame.select("B", "g", "M").is_duplicated().any():
         raise UsageError("a setting appears twice in the table", fix="plot one rule and one semantics at a time")
     rows = frame.to_dicts()
@@ -400,8 +398,9 @@ def heat_map(frame: pl.DataFrame, *, off_trace: str = "stop") -> Figure:
         )
         bar.ax.yaxis.set_major_locator(MaxNLocator(6))
         handles: list[Patch] = []
-        if any(_finite(row["mean_acceptance_length"]) and row["exact_share"] < 1 for row in rows):
-            handles.append(Patch(facecolor="#CCCCCC", edgecolor="black", hatch="////", label=OFF_TRACE_NOTE[off_trace]))
+        meaning = _note([row for row in rows if _finite(row["mean_acceptance_length"])])
+        if meaning:
+            handles.append(Patch(facecolor="#CCCCCC", edgecolor="black", hatch="////", label=meaning))
         if any(not _finite(row["mean_acceptance_length"]) for row in rows):
             handles.append(
                 Patch(
@@ -650,7 +649,6 @@ def draw_all(
     folder: str | os.PathLike[str],
     record: Mapping[str, Any],
     *,
-    off_trace: str = "stop",
     matches: npt.NDArray[np.float64] | None = None,
     groups: Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]] | None = None,
     gate: float | None = None,
@@ -666,8 +664,6 @@ def draw_all(
         Where to write.
     record : mapping
         From :func:`provenance`.
-    off_trace : {"stop", "aligned", "recorded"}
-        How the rows were made.
     matches : float64 (K,), optional
         From :func:`match_share`.
     groups, gate : optional
@@ -681,18 +677,18 @@ def draw_all(
         Files written.
     """
     shown = pick_settings(frame)
-    rows = _columns(shown, ("B", "g", "M", "exact_share", "mean_acceptance_length", "acceptance_histogram"))
+    rows = _columns(shown, ("B", "g", "M", "off_trace", "exact_share", *LENGTHS, "acceptance_histogram"))
     base = Path(folder)
-    paths = save(acceptance_distribution(shown, off_trace=off_trace), base / "acceptance-length", record, rows)
+    paths = save(acceptance_distribution(shown), base / "acceptance-length", record, rows)
     paths += save(
-        acceptance_by_position(shown, match_share=matches, off_trace=off_trace),
+        acceptance_by_position(shown, match_share=matches),
         base / "acceptance-by-position",
         record,
         {**rows, "match_share": matches},
     )
     if frame["B"].n_unique() > 1 or frame["g"].n_unique() > 1:
-        cells = _columns(frame, ("B", "g", "M", "exact_share", "mean_acceptance_length"))
-        paths += save(heat_map(frame, off_trace=off_trace), base / "acceptance-heat-map", record, cells)
+        cells = _columns(frame, ("B", "g", "M", "off_trace", "exact_share", *LENGTHS))
+        paths += save(acceptance_heatmap(frame), base / "acceptance-heatmap", record, cells)
     else:
         note("no heat map: it needs more than one B or g")
     if groups is not None and any(len(pair[0]) for pair in groups.values()):
@@ -715,4 +711,4 @@ def draw_all(
 
 
 def _columns(frame: pl.DataFrame, names: Sequence[str]) -> dict[str, list[Any]]:
-    return {name: frame[name].to_list() for name in names}
+    return {name: frame[name].to_list() for name in names if name in frame.columns}
