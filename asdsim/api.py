@@ -133,8 +133,8 @@ class Result:
         walks = self._all_walks
         if not walks.exact[setting, request]:
             raise UsageError(
-                f"the output of request {self.graph.request_ids[request]} under {self.grid.policy(setting)} is not known: "
-                "its walk meets a prefix that was not captured"
+                f"the output of request {self.graph.request_ids[request]} under {self.grid.policy(setting)} is not known",
+                fix="its walk meets a prefix that was not captured: run asdsim cover for this setting",
             )
         edge = int(walks.edge[setting, request])
         return [] if edge < 0 else edge_tokens_of(self.trace, self.graph, edge)

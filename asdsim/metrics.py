@@ -1,7 +1,7 @@
 """What a result row means: every figure, defined once.
 
-Names follow vLLM and AIPerf. ``mean_acceptance_length`` counts the bonus token, ``accepted_per_proposal`` does not; both
-are ratios of sums over requests. Tokens behind an end of sequence or the token limit count nowhere.
+Names follow vLLM and AIPerf. ``mean_acceptance_length`` counts the bonus token, ``accepted_per_proposal`` does not;
+both are ratios of sums over requests. Tokens behind an end of sequence or the token limit count nowhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COLUMNS: dict[str, str] = {
     "M": "cap, relaxed tokens per block",
     "off_trace": "what happened at prefixes that were not captured",
     "requests": "requests in the figures of this row",
-    "exact_share": "share of all requests whose walk met captured steps only; below 1 the row is an estimate or a selection",
+    "exact_share": "share of all requests whose walk met captured steps only; below 1 the row is no exact figure",
     "mean_acceptance_length": "completion_tokens / num_spec_steps: tokens per verification, bonus included",
     "accepted_per_proposal": "num_accepted_draft_tokens / num_spec_steps: bonus excluded",
     "draft_acceptance_rate": "num_accepted_draft_tokens / num_draft_tokens",

@@ -4,8 +4,8 @@ Source: arXiv 2608.03447, written from its definitions in terms of tokens; nothi
 kernels compile. It tries every prefix length of a block from the longest down, commits tokens one by one, and looks the
 next step up by the very tokens generated so far.
 
-Tie-breaking: the target's choice is the *lowest* id among equal logits. A draft token with the same logit but another id
-is a mismatch of regret 0: refused when B = 0, otherwise free of charge but counted against M.
+Tie-breaking: the target's choice is the *lowest* id among equal logits. A draft token of the same logit but another
+id is a mismatch of regret 0: refused when B = 0, otherwise free of charge but counted against M.
 Sums run from left to right from 0.0; the budget test adds the block's charge to what was spent before.
 """
 

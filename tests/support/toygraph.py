@@ -6,6 +6,8 @@ multiples of 1/8 (many near-ties and exact ties) or arbitrary floats.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from asdsim.trace.records import NO_PARENT, RequestRecord, StepRecord
@@ -86,7 +88,7 @@ def toy_requests(
     stop: str = "natural",
     empty: bool = False,
 ) -> list[tuple[RequestRecord, list[StepRecord]]]:
-    """Return requests with their strict path (wave 0) and ``extra`` further steps each (wave 1), reached by other outcomes."""
+    """Return requests with their strict path (wave 0) and ``extra`` further steps each (wave 1)."""
     rng = np.random.default_rng(seed)
     eos = (vocab - 1,)
     made = []
@@ -96,32 +98,42 @@ def toy_requests(
             made.append((record, []))
             continue
         ends = eos if stop == "natural" else ()
-        steps: list[StepRecord] = []
-        standing: dict[tuple[int, ...], int] = {}
-        content: dict[int, tuple[tuple[int, ...], list[int], list[int]]] = {}
-
-        def add(prefix: tuple[int, ...], parent: int, accepted: int, wave: int) -> int:
-            draft, logits = toy_step(seed * 1000 + number, prefix, vocab=vocab, ks=ks, agree=agree, grain=grain)
-            step = record_step(len(steps), parent, accepted, len(prefix), draft, logits, wave)
-            steps.append(step)
-            standing[prefix] = step.step_id
-            content[step.step_id] = (prefix, draft.tolist(), step.argmax_ids.tolist())
-            return step.step_id
-
-        here, parent, accepted = (), NO_PARENT, NO_PARENT
-        while True:
-            step = add(here, parent, accepted, 0)
-            prefix, draft, choice = content[step]
-            accepted, commit, ended = outcomes(draft, choice, limit - len(prefix), ends)[0]
-            if ended:
-                break
-            here, parent = (*prefix, *commit), step
+        tree = _Tree(seed * 1000 + number, vocab=vocab, ks=ks, agree=agree, grain=grain)
+        here, parent, accepted, ended = (), NO_PARENT, NO_PARENT, False
+        while not ended:
+            parent = tree.add(here, parent, accepted, 0)
+            accepted, commit, ended = tree.outcomes(parent, limit, ends)[0]
+            here = (*here, *commit)
         for _ in range(extra):
-            parent = int(rng.integers(len(steps)))
-            prefix, draft, choice = content[parent]
-            options = outcomes(draft, choice, limit - len(prefix), ends)
+            parent = int(rng.integers(len(tree.steps)))
+            options = tree.outcomes(parent, limit, ends)
             accepted, commit, ended = options[int(rng.integers(len(options)))]
-            if not ended and (*prefix, *commit) not in standing:
-                add((*prefix, *commit), parent, accepted, 1)
-        made.append((record, steps))
+            reached = (*tree.content[parent][0], *commit)
+            if not ended and reached not in tree.standing:
+                tree.add(reached, parent, accepted, 1)
+        made.append((record, tree.steps))
     return made
+
+
+class _Tree:
+    """The steps of one request while they are made."""
+
+    def __init__(self, seed: int, **toy: Any) -> None:
+        self.seed, self.toy = seed, toy
+        self.steps: list[StepRecord] = []
+        self.standing: dict[tuple[int, ...], int] = {}
+        self.content: dict[int, tuple[tuple[int, ...], list[int], list[int]]] = {}
+
+    def add(self, prefix: tuple[int, ...], parent: int, accepted: int, wave: int) -> int:
+        """Record the step at a prefix and return its id."""
+        draft, logits = toy_step(self.seed, prefix, **self.toy)
+        step = record_step(len(self.steps), parent, accepted, len(prefix), draft, logits, wave)
+        self.steps.append(step)
+        self.standing[prefix] = step.step_id
+        self.content[step.step_id] = (prefix, draft.tolist(), step.argmax_ids.tolist())
+        return step.step_id
+
+    def outcomes(self, step: int, limit: int, eos: tuple[int, ...]) -> list[tuple[int, list[int], bool]]:
+        """Return the ways in which a recorded step can end."""
+        prefix, draft, choice = self.content[step]
+        return outcomes(draft, choice, limit - len(prefix), eos)

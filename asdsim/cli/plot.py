@@ -1,0 +1,133 @@
+"""``asdsim plot``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common import config_option, json_option, note, print_json
+
+if TYPE_CHECKING:
+    import polars as pl
+
+DEFAULT_GRID = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
+"""Grid of a trace's figures, where none is asked for."""
+
+
+def _axis(name: str, text: str) -> Any:
+    return click.option(
+        f"--{name}", name, metavar="LIST",
+        help=f"{text}: values to show of a sweep, or to replay a trace under [trace default: {DEFAULT_GRID[name]}].",
+    )  # fmt: skip
+
+
+@click.command("plot")
+@click.argument("source", metavar="SWEEP.parquet|TRACE", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("figures"), show_default=True,
+              help="Folder for the figures.")  # fmt: skip
+@_axis("B", "Budgets")
+@_axis("g", "Gates")
+@_axis("M", "Caps")
+@click.option("--off-trace", metavar="stop|aligned|recorded", help="For a trace, as in replay.  [default: stop]")
+@json_option
+@config_option
+def command(
+    source: Path, output: Path, B: str | None, g: str | None, M: str | None, off_trace: str | None, as_json: bool
+) -> None:
+    """Draw figures from a sweep or a trace, as SVG and PNG, each beside a JSON file that says from what.
+
+    A sweep gives acceptance length by setting, acceptance by position, and a heat map over B and g. A trace is
+    replayed first, and gives the distribution of regret as well.
+    """
+    from ..errors import UsageError
+    from ..policy import parse_axis
+
+    asked = {"B": B, "g": g, "M": M}
+    axes = {name: parse_axis(name, text) for name, text in asked.items() if text is not None}
+    if output.exists() and not output.is_dir():
+        raise UsageError("is not a folder", where=str(output), fix="name a folder with -o")
+    if not source.exists():
+        raise UsageError("no such file or directory", where=str(source), fix="give a sweep or a trace directory")
+    words = ["asdsim", "plot", str(source), "-o", str(output)]
+    words += [word for name, text in asked.items() if text is not None for word in (f"--{name}", text)]
+    if source.is_dir():
+        if off_trace is not None:
+            words += ["--off-trace", off_trace]
+        paths = plot_trace(source, output, {**DEFAULT_GRID, **axes}, off_trace or "stop", shlex.join(words))
+    else:
+        if off_trace is not None:
+            raise UsageError("--off-trace is settled when a sweep is made", fix="give it to asdsim replay")
+        paths = plot_sweep(source, output, axes, shlex.join(words))
+    if as_json:
+        print_json("plot", {"source": str(source), "files": [str(path) for path in paths]})
+    else:
+        for path in paths:
+            click.echo(path)
+
+
+def plot_sweep(source: Path, output: Path, axes: dict[str, list[float]], command_line: str) -> list[Path]:
+    """Draw what a table of results allows; returns the files written."""
+    from .. import plots
+
+    frame, made_from = read_sweep(source)
+    record = plots.provenance(command_line, source={"sweep": source.name, **made_from})
+    return plots.draw_all(plots.select(frame, **axes), output, record, note=note)
+
+
+def plot_trace(source: Path, output: Path, grid: dict[str, Any], off_trace: str, command_line: str) -> list[Path]:
+    """Replay a trace under a grid and draw every figure; returns the files written."""
+    from .. import api, plots
+
+    trace = api.load(source)
+    result = api.replay(trace, **grid, off_trace=off_trace)
+    frame = result.frame()
+    focus = plots.focus(frame)
+    rows = trace.column("positions", "i") < trace.column("steps", "num_draft_tokens")[_step_of_row(trace)]
+    matches = plots.match_share(*(trace.column("positions", name)[rows] for name in ("draft_id", "argmax_id", "i")))
+    return plots.draw_all(
+        frame,
+        output,
+        plots.provenance(command_line, source=result.provenance()),
+        matches=matches if len(matches) else None,
+        groups=plots.mismatch_groups(result.graph, focus, off_trace),
+        gate=None if focus is None else focus.gate,
+        note=note,
+    )
+
+
+def _step_of_row(trace: Any) -> Any:
+    import numpy as np
+
+    return np.repeat(np.arange(len(trace.pos_ptr) - 1), np.diff(trace.pos_ptr))
+
+
+def read_sweep(path: Path) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Read a table that ``asdsim replay -o`` wrote, and what it says about its origin.
+
+    Raises
+    ------
+    UsageError
+        If the file is no such table.
+    """
+    import polars as pl
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from ..errors import UsageError
+
+    fix = "give a table that `asdsim replay -o` wrote, or a trace directory"
+    try:
+        table = pq.read_table(path)
+        made_from = json.loads((table.schema.metadata or {}).get(b"asdsim", b"{}"))
+        frame = pl.from_arrow(table)
+    except (OSError, pa.ArrowException, ValueError, pl.exceptions.PolarsError) as error:
+        raise UsageError(
+            f"not a readable Parquet table: {str(error).splitlines()[0]}", where=str(path), fix=fix
+        ) from None
+    if not isinstance(frame, pl.DataFrame) or frame.is_empty():
+        raise UsageError("the table has no rows", where=str(path), fix=fix)
+    return frame, made_from if isinstance(made_from, dict) else {}
