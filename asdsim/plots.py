@@ -41,6 +41,9 @@ PROVENANCE_VERSION = 1
 MAX_SETTINGS = 4
 """Settings that one distribution or line plot shows."""
 
+PAPER = (8.0, 0.25, 2.0)
+"""B, g and M of the paper's main results."""
+
 FILLS = ("#000000", "#0072B2", "#E69F00", "#F0E442")
 LINES = ("#000000", "#0072B2", "#D55E00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D")
@@ -149,6 +152,27 @@ def pick_settings(frame: pl.DataFrame, limit: int = MAX_SETTINGS) -> pl.DataFram
         other = [other[round(index)] for index in where]
     chosen = strict + other[:room]
     return frame.clear().vstack(type(frame)(chosen, schema=frame.schema)) if chosen else frame.clear()
+
+
+def focus(frame: pl.DataFrame) -> Policy | None:
+    """Choose the setting whose accepted mismatches the regret figure shows; ``None`` where all settings are strict.
+
+    The paper's B = 8, g = .25, M = 2 if it is there; else, of the rows with the largest exact share, the longest.
+    """
+    from .policy import Policy
+
+    rows = [row for row in frame.to_dicts() if label(row) != "strict" and row["num_spec_steps"]]
+    if not rows:
+        return None
+    best = max(
+        rows,
+        key=lambda row: (
+            (row["B"], row["g"], row["M"]) == PAPER,
+            row["exact_share"],
+            row["mean_acceptance_length"] or 0.0,
+        ),
+    )
+    return Policy(best["B"], best["g"], best["M"], best.get("semantics") or "paper")
 
 
 def _need(frame: pl.DataFrame, columns: Sequence[str]) -> None:
@@ -508,7 +532,10 @@ def mismatch_groups(
     }
     if policy is not None:
         taken = accepted_mismatches(graph, policy, off_trace)
-        groups[f"accepted under {policy}"] = (graph.mm_regret[taken], graph.mm_score[taken])
+        groups[f"accepted under {policy}" + (", on captured steps" if off_trace == "stop" else "")] = (
+            graph.mm_regret[taken],
+            graph.mm_score[taken],
+        )
     return groups
 
 
