@@ -56,7 +56,7 @@ def test_command_and_typing_marker() -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Return a folder with the make file, a stand-in for Python, and an installer that fails while ``broken`` is there."""
+    """Return a folder with the make file, a stand-in for Python, and an installer that fails while `broken` exists."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     installer = tmp_path / "installer"
