@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TraceError
+from .records import FORBIDDEN_LOGIT, RequestRecord
 
 if TYPE_CHECKING:
-    from .reader import Trace
+    from .memory import StepTables
 
 END, MISSING = -1, -2
 """Values of ``edge_next`` (and of ``root``) that are no step."""
@@ -104,7 +105,7 @@ class Graph:
         return step, int(edge - first[step])
 
 
-def build_graph(trace: Trace) -> Graph:
+def build_graph(trace: StepTables) -> Graph:
     """Lay out a trace.
 
     Returns
@@ -128,9 +129,9 @@ def build_graph(trace: Trace) -> Graph:
     pos_ptr = trace.pos_ptr
     draft = trace.column("positions", "draft_id").astype(np.int32)
     choice = trace.column("positions", "argmax_id").astype(np.int32)
-    regret = trace.column("positions", "top_logits")[:, 0].astype(np.float64) - trace.column(
-        "positions", "draft_logit"
-    ).astype(np.float64)
+    draft_logit = trace.column("positions", "draft_logit")
+    regret = trace.column("positions", "top_logits")[:, 0].astype(np.float64) - draft_logit.astype(np.float64)
+    regret[draft_logit == FORBIDDEN_LOGIT] = np.inf
 
     num_steps = len(drafted)
     row_step = np.repeat(np.arange(num_steps), drafted + 1)
@@ -143,6 +144,7 @@ def build_graph(trace: Trace) -> Graph:
     np.cumsum(np.bincount(row_step[rows], minlength=num_steps), out=mm_ptr[1:])
     mm_pos, mm_regret = row_pos[rows], regret[rows]
     mm_score = mm_regret / (drafted[row_step[rows]] - mm_pos)
+    mm_score[np.isinf(mm_regret)] = np.nan  # ruled out by the target: no gate lets a NaN pass, not even inf
 
     num_edges = num_steps + len(rows)
     edge_accepted = np.empty(num_edges, np.int32)
@@ -290,7 +292,7 @@ def _joined(parts: list[Int32]) -> Int32:
     return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
 
 
-def edge_tokens_of(trace: Trace, graph: Graph, edge: int) -> list[int]:
+def edge_tokens_of(trace: StepTables, graph: Graph, edge: int) -> list[int]:
     """Return all generated tokens up to and with those that an edge commits."""
     step, outcome = graph.edge_of(edge)
     accepted, tokens = int(graph.edge_accepted[edge]), int(graph.edge_tokens[edge])
@@ -300,7 +302,7 @@ def edge_tokens_of(trace: Trace, graph: Graph, edge: int) -> list[int]:
     return [*prefix_tokens(trace, step), *map(int, draft), *map(int, choice)]
 
 
-def prefix_tokens(trace: Trace, step: int) -> list[int]:
+def prefix_tokens(trace: StepTables, step: int) -> list[int]:
     """Return the generated tokens before a step (a row of the ``steps`` table), in order."""
     step_id, parent_id = trace.column("steps", "step_id"), trace.column("steps", "parent_step_id")
     parent_accepted = trace.column("steps", "parent_accepted")

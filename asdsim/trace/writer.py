@@ -1,0 +1,466 @@
+"""Write a trace so that a kill at any moment leaves a readable one.
+
+What is stored, is stored in this order: shards under a temporary name in the same directory, fsync, rename, fsync of the
+directory; then the manifest that names them, the same way. A shard that no manifest names is a left-over of a crash:
+readers pass it by, and the next writer removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import TraceError
+from . import manifest as manifests
+from .manifest import MANIFEST, SHARD_NAME, Manifest, Shard
+from .reader import Trace, build_trace, load_manifest, read_trace
+from .records import RequestRecord, StepRecord
+from .schema import TABLES, parquet_options, table_schema
+from .tables import pack, positions_table, requests_table, steps_table
+
+FLUSH_SECONDS = 10.0
+FLUSH_ROWS = 1 << 18
+"""A shard is written when the oldest buffered request is this old, or the buffer holds this many positions."""
+
+SHARD_ROWS = 1 << 20
+"""Shards are merged up to this many positions."""
+
+MANY_SHARDS = 64
+"""Shards of one table at which they are merged without waiting for the end."""
+
+TEMPORARY = re.compile(r"\.tmp-.+")
+
+
+class TraceWriter:
+    """Append requests and steps to a trace.
+
+    Use :meth:`create` or :meth:`resume`, and the writer as a context manager: leaving it normally stores and merges what
+    is buffered, leaving it by an exception drops the buffer, and the trace stays as it was after the last flush.
+
+    Attributes
+    ----------
+    path : Path
+    manifest : Manifest
+        As it was last stored.
+    completed : set of str
+        Requests that the trace holds, the buffered ones included.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, completed: Sequence[str], lock: int | None) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.completed = set(completed)
+        self.flush_seconds, self.flush_rows = FLUSH_SECONDS, FLUSH_ROWS
+        self._lock = lock
+        self._count = len(completed)
+        self._number = 1 + max((int(SHARD_NAME.fullmatch(s.name)[2]) for s in manifest.shards), default=-1)  # type: ignore[index]
+        self._buffer: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
+        self._since: float | None = None
+        self._open = True
+        self._trace: Trace | None = None  # what was stored when steps were first added to it
+        self._added: dict[str, list[StepRecord]] = {}
+        self._requests: dict[str, RequestRecord] = {}
+
+    # Opening
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], manifest: Manifest) -> TraceWriter:
+        """Start a trace in a directory that is empty or does not exist yet.
+
+        Raises
+        ------
+        TraceError
+            If the directory holds another trace or anything else, or cannot be written. Nothing is touched then.
+        """
+        folder = Path(path)
+        with _os_errors(folder):
+            if folder.exists() and not folder.is_dir():
+                raise TraceError("is a file, not a directory", where=str(folder), fix="give another output directory")
+            names = sorted(os.listdir(folder)) if folder.exists() else []
+            if MANIFEST in names:
+                raise TraceError(
+                    "the directory already holds a trace",
+                    where=str(folder),
+                    fix="continue it with --resume, or give another output directory",
+                )
+            foreign = [name for name in names if not TEMPORARY.fullmatch(name)]
+            if foreign:
+                raise TraceError(
+                    f"the directory is not empty: it holds {foreign[0]!r}",
+                    where=str(folder),
+                    fix="give an empty or new output directory",
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder)
+        try:
+            writer = cls(folder, manifest.replace(shards=[]), [], lock)
+            writer._remove_leftovers()
+            writer._store_manifest(writer.manifest)
+        except BaseException:
+            _unlock(lock)
+            raise
+        return writer
+
+    @classmethod
+    def resume(cls, path: str | os.PathLike[str], manifest: Manifest) -> TraceWriter:
+        """Continue a trace, or start it where there is nothing yet.
+
+        Raises
+        ------
+        TraceError
+            If the trace is of another run (the first field that differs is named), cannot be trusted, or is being
+            written by another process.
+        """
+        folder = Path(path)
+        with _os_errors(folder):
+            names = os.listdir(folder) if folder.is_dir() else []
+        if not folder.exists() or (folder.is_dir() and all(TEMPORARY.fullmatch(name) for name in names)):
+            return cls.create(folder, manifest)
+        stored, _ = load_manifest(folder)
+        found = manifests.first_difference(stored, manifest)
+        if found is not None:
+            name, theirs, mine = found
+            raise TraceError(
+                f"the trace is of another run: {name} is {_short(theirs)} there and {_short(mine)} now",
+                where=str(folder),
+                fix="resume with the settings of the trace, or give another output directory",
+            )
+        return cls.append(folder)
+
+    @classmethod
+    def append(cls, path: str | os.PathLike[str]) -> TraceWriter:
+        """Open a stored trace to add to it, as the run that its manifest names.
+
+        Raises
+        ------
+        TraceError
+            If the trace cannot be trusted, or is being written by another process.
+        """
+        folder = Path(path)
+        load_manifest(folder)
+        lock = _lock(folder)
+        try:
+            trace = read_trace(folder)
+            writer = cls(folder, trace.manifest, trace.request_ids(), lock)
+            writer._remove_leftovers()
+        except BaseException:
+            _unlock(lock)
+            raise
+        return writer
+
+    # Adding
+
+    def add_request(self, request: RequestRecord, steps: Sequence[StepRecord]) -> None:
+        """Add one request with all steps of its captured path.
+
+        Raises
+        ------
+        TraceError
+            If the request is there already, or anything in it could not be read back (see
+            :func:`asdsim.trace.check.check_trace`); nothing is added then. Or if storing fails.
+        """
+        self._must_be_open()
+        if request.request_id in self.completed:
+            raise TraceError(f"the request {request.request_id!r} is in the trace already", where=str(self.path))
+        tables = self._tables(request, steps, self._count)
+        self._validate(request, steps, tables)
+        for table, part in tables.items():
+            self._buffer[table].append(part)
+        self._count += 1
+        self.completed.add(request.request_id)
+        if self._trace is not None:
+            self._added[request.request_id], self._requests[request.request_id] = list(steps), request
+        self._after_adding()
+
+    def add_steps(self, request_id: str, steps: Sequence[StepRecord]) -> None:
+        """Add steps to a request that the trace holds.
+
+        Raises
+        ------
+        TraceError
+            If there is no such request, or a step does not fit it; nothing is added then. Or if storing fails.
+        """
+        self._must_be_open()
+        if request_id not in self.completed:
+            raise TraceError(f"no request {request_id!r} to add steps to", where=str(self.path))
+        if not steps:
+            return
+        if self._trace is None:
+            self.flush()
+            self._trace = read_trace(self.path, verify=False)
+            self._requests = {record.request_id: record for record in self._trace.request_records()}
+        if request_id not in self._added:
+            self._added[request_id] = self._trace.steps_of(request_id)
+        both = [*self._added[request_id], *steps]
+        request = self._requests[request_id]
+        self._validate(request, both, self._tables(request, both, 0))
+        self._added[request_id] = both
+        self._buffer["steps"].append(steps_table(request_id, steps))
+        self._buffer["positions"].append(positions_table(request_id, steps, self.manifest.top_k))
+        self._after_adding()
+
+    def update_manifest(self, **fields: Any) -> None:
+        """Change fields of the manifest, such as ``grids``, and store it together with what is buffered.
+
+        Raises
+        ------
+        TraceError
+            If a field identifies the run and there are requests already, is unknown, or cannot hold the value.
+        """
+        self._must_be_open()
+        fixed = [name for name in fields if name not in manifests.NOT_IDENTITY or name == "shards"]
+        changed = self.manifest.replace(**fields)
+        if fixed and (self.completed or "shards" in fixed):
+            raise TraceError(f"{fixed[0]} cannot change once a trace holds requests", where=str(self.path))
+        if not self._write_buffer(changed):
+            self._store_manifest(changed)
+
+    def _tables(self, request: RequestRecord, steps: Sequence[StepRecord], index: int) -> dict[str, pa.Table]:
+        return {
+            "requests": requests_table([request], index),
+            "steps": steps_table(request.request_id, steps),
+            "positions": positions_table(request.request_id, steps, self.manifest.top_k),
+        }
+
+    def _validate(self, request: RequestRecord, steps: Sequence[StepRecord], tables: dict[str, pa.Table]) -> None:
+        alone = {**tables, "requests": requests_table([request], 0)}
+        try:
+            build_trace(self.path, self.manifest, alone)
+        except TraceError as error:
+            raise TraceError(f"refused to store it: {error.what}", where=error.where) from None
+
+    def _after_adding(self) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        rows = sum(part.num_rows for part in self._buffer["positions"])
+        if now - self._since >= self.flush_seconds or rows >= self.flush_rows:
+            self.flush()
+
+    # Storing
+
+    def flush(self) -> None:
+        """Store what is buffered, as new shards.
+
+        Raises
+        ------
+        TraceError
+            If the disk is full or cannot be written. The trace stays as it was, and can be read and resumed.
+        """
+        self._must_be_open()
+        self._write_buffer(self.manifest)
+        if len(self.manifest.shards_of("positions")) >= MANY_SHARDS:
+            self._merge()
+
+    def close(self) -> None:
+        """Store what is buffered, merge small shards, and let go of the directory.
+
+        Raises
+        ------
+        TraceError
+            If the disk is full or cannot be written. The trace stays as it was, and can be read and resumed.
+        """
+        if not self._open:
+            return
+        try:
+            self._write_buffer(self.manifest)
+            self._merge()
+        finally:
+            self._abandon()
+
+    def release(self) -> None:
+        """Let go of the directory; drop what is buffered and leave shards as they are."""
+        if self._open:
+            self._abandon()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Drop the buffer and let go of the directory."""
+        self._open = False
+        self._buffer = {table: [] for table in TABLES}
+        _unlock(self._lock)
+        self._lock = None
+
+    def _must_be_open(self) -> None:
+        if not self._open:
+            raise TraceError("the writer is closed", where=str(self.path), fix="open the trace again with --resume")
+
+    def _write_buffer(self, manifest: Manifest) -> bool:
+        """Store the buffer as one shard per table, and ``manifest`` with them; return whether there was anything."""
+        parts = {table: found for table, found in self._buffer.items() if found}
+        if not parts:
+            return False
+        tables = {table: pa.concat_tables(found).unify_dictionaries() for table, found in parts.items()}
+        self._commit(manifest, [*manifest.shards, *self._write_shards(tables)])
+        self._buffer = {table: [] for table in TABLES}
+        self._since = None
+        return True
+
+    def _write_shards(self, tables: dict[str, pa.Table]) -> list[Shard]:
+        number = self._number
+        self._number += 1
+        shards = []
+        try:
+            for table, rows in tables.items():
+                name = f"{table}-{number:05d}.parquet"
+                data = _parquet_bytes(table, pack(table, rows, self.manifest.top_k), self.manifest.top_k)
+                shards.append(Shard(name, table, rows.num_rows, len(data), hashlib.sha256(data).hexdigest()))
+                with _os_errors(self.path / name):
+                    write_atomically(self.path / name, data)
+        except BaseException:
+            for shard in shards:
+                with contextlib.suppress(OSError):
+                    (self.path / shard.name).unlink(missing_ok=True)
+            raise
+        return shards
+
+    def _commit(self, manifest: Manifest, shards: list[Shard]) -> None:
+        ordered = sorted(shards, key=lambda shard: (TABLES.index(shard.table), shard.name))
+        self._store_manifest(manifest.replace(shards=ordered))
+
+    def _store_manifest(self, manifest: Manifest) -> None:
+        with _os_errors(self.path / MANIFEST):
+            write_atomically(self.path / MANIFEST, manifests.dump(manifest))
+        self.manifest = manifest
+
+    def _merge(self) -> None:
+        """Merge small shards into larger ones: new files first, then the manifest, then the old files go."""
+        groups = [group for table in TABLES for group in _groups(self.manifest.shards_of(table)) if len(group) > 1]
+        if not groups:
+            return
+        old = {shard.name for group in groups for shard in group}
+        new: list[Shard] = []
+        for group in groups:
+            parts = [self._stored_rows(shard) for shard in group]
+            new += self._write_shards({group[0].table: pa.concat_tables(parts).unify_dictionaries()})
+        self._commit(self.manifest, [shard for shard in self.manifest.shards if shard.name not in old] + new)
+        self._remove_leftovers()
+
+    def _stored_rows(self, shard: Shard) -> pa.Table:
+        from .reader import _read_shard
+
+        return _read_shard(self.path, shard, self.manifest.top_k, True)
+
+    def _remove_leftovers(self) -> None:
+        """Remove temporary files and shards that the manifest does not name."""
+        named = {shard.name for shard in self.manifest.shards}
+        with _os_errors(self.path):
+            for name in os.listdir(self.path):
+                if TEMPORARY.fullmatch(name) or (SHARD_NAME.fullmatch(name) and name not in named):
+                    (self.path / name).unlink(missing_ok=True)
+
+
+def _groups(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
+    """Split neighbouring shards into groups of at most ``SHARD_ROWS`` rows."""
+    group: list[Shard] = []
+    for shard in shards:
+        if group and sum(member.rows for member in group) + shard.rows > SHARD_ROWS:
+            yield group
+            group = []
+        group.append(shard)
+    if group:
+        yield group
+
+
+def _parquet_bytes(table: str, rows: pa.Table, top_k: int) -> memoryview:
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, **parquet_options(table, top_k))
+    return memoryview(sink.getvalue())
+
+
+def write_atomically(file: Path, data: bytes | memoryview) -> None:
+    """Write a file so that its name stands for all of ``data`` or for what it was before.
+
+    Raises
+    ------
+    OSError
+        If the disk is full or cannot be written; the temporary file is removed.
+    """
+    temporary = file.with_name(f".tmp-{file.name}")
+    try:
+        with open(temporary, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(file.parent)
+
+
+def _sync_directory(folder: Path) -> None:
+    if os.name == "nt":  # a directory cannot be opened there, and renames are journaled
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _os_errors(where: Path) -> Iterator[None]:
+    """Turn an error of the operating system into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise TraceError(
+                "no space left on the disk", where=str(where), fix="free some, then continue with --resume"
+            ) from None
+        raise TraceError(f"cannot be written: {error.strerror or error}", where=str(where)) from None
+
+
+def _lock(folder: Path) -> int | None:
+    """Hold the directory for one writer; the system lets go of it when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    with _os_errors(folder):
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise TraceError("another process is writing this trace", where=str(folder), fix="wait for it to end") from None
+    except OSError:  # a file system without locks
+        os.close(handle)
+        return None
+    return handle
+
+
+def _unlock(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+__all__ = ["TraceWriter", "table_schema", "write_atomically"]
