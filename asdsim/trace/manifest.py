@@ -124,6 +124,11 @@ class Manifest:
         """``num_draft_tokens``."""
         return self.num_draft_tokens
 
+    @property
+    def checksum(self) -> str:
+        """Checksum of the manifest file, and through its shards of the whole trace."""
+        return _checksum({"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)})
+
     def shards_of(self, table: str) -> list[Shard]:
         """Return the shards of one table."""
         return [shard for shard in self.shards if shard.table == table]

@@ -1,4 +1,4 @@
-"""``asdsim plot``, on a table and on what is none."""
+"""``asdsim plot``, on a table, on a trace, and on what is neither."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import asdsim
 from asdsim.cli import main
+from asdsim.trace.manifest import Manifest
+from asdsim.trace.writer import TraceWriter
+from tests.support.toygraph import toy_requests
 
 MADE_FROM = {"asdsim": "0.1.0", "manifest_checksum": "abc", "off_trace": "stop"}
 
@@ -94,3 +98,47 @@ def test_what_cannot_be_drawn_is_one_line(sweep: Path, tmp_path: Path, capsys, w
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "toy"
+    manifest = Manifest(target={"name": "toy"}, drafter={"name": "toy"}, vocab_size=12, num_draft_tokens=4)
+    with TraceWriter.create(path, manifest) as writer:
+        for record, steps in toy_requests(5, requests=4, ks=(4,), limit=40, extra=0):
+            writer.add_request(record, steps)
+    return path
+
+
+def test_a_trace_is_replayed_and_gives_regret_too(trace: Path, tmp_path: Path, capsys) -> None:
+    words = ("--B", "0,8", "--g", ".25,.5", "--M", "2", "--off-trace", "recorded")
+    code, out, _ = run(capsys, "plot", trace, "-o", tmp_path, *words)
+    assert code == 0
+    stems = {Path(line).stem for line in out.split()}
+    assert stems == {"acceptance-length", "acceptance-by-position", "acceptance-heatmap", "regret"}
+    told = json.loads((tmp_path / "regret.json").read_text())
+    assert told["source"]["manifest_checksum"] == asdsim.load(trace).manifest.checksum
+    assert told["data"]["gate"] == 0.25
+    result = asdsim.replay(trace, B=8, g=0.25, M=2, off_trace="recorded")
+    sizes = [group["n"] for group in told["data"]["groups"].values()]
+    assert sizes == [
+        len(result.graph.mm_pos),
+        int((result.graph.mm_ptr[1:] > result.graph.mm_ptr[:-1]).sum()),
+        result.frame()["relaxed_tokens"][0],  # the figure's own walk accepts what the kernel accepts
+    ]
+
+
+@pytest.mark.parametrize("off_trace", ["aligned", "recorded"])
+@pytest.mark.parametrize("cap", [1.0, 3.0, float("inf")])
+def test_accepted_mismatches_are_those_of_the_replay(trace: Path, off_trace: str, cap: float) -> None:
+    from asdsim.plots import accepted_mismatches
+
+    result = asdsim.replay(trace, B=[0.0, 1.0, 6.0], g=[0.2, 0.6], M=cap, off_trace=off_trace)
+    counts = [len(accepted_mismatches(result.graph, result.grid.policy(n), off_trace)) for n in range(len(result))]
+    assert counts == result.frame()["relaxed_tokens"].to_list()
+
+
+def test_a_folder_that_is_no_trace(tmp_path: Path, capsys) -> None:
+    code, out, err = run(capsys, "plot", tmp_path, "-o", tmp_path / "figures")
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
+    assert not (tmp_path / "figures").exists()
