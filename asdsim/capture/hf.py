@@ -1,0 +1,309 @@
+"""Hugging Face causal language models as targets and drafters.
+
+One request keeps one KV cache. For a new prefix the cache is cropped to the longest common prefix and only the rest is
+run. Answers depend on the prefix alone, up to rounding: a cache built in other portions can differ in its last bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from .protocol import Logits, Proposal, Target
+
+
+class LanguageModel:
+    """A causal model of Transformers, reduced to "run these tokens on that cache".
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        In eval mode, on its device.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.device: torch.device = model.device
+        names = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in names else "past_key_values"
+        self._keeps = "logits_to_keep" in names
+        self._places = "position_ids" in names
+        kinds = set(getattr(self.config, "layer_types", None) or ())
+        # Other layers (sliding window, recurrent) forget: they can be taken back only by what the last call added.
+        self.rewinds = kinds <= {"full_attention"} and getattr(self.config, "sliding_window", None) is None
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Width of a logit row."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @cached_property
+    def max_positions(self) -> int | None:
+        """Longest sequence, where the configuration names one."""
+        value = getattr(self.config, "max_position_embeddings", None)
+        return int(value) if value else None
+
+    def new_cache(self) -> Any:
+        """Return an empty KV cache that can be cropped."""
+        cache = DynamicCache(config=self.config)
+        if not self.rewinds and hasattr(cache, "activate_past_recording"):
+            cache.activate_past_recording()
+        return cache
+
+    def run(
+        self,
+        tokens: torch.Tensor,
+        cache: Any,
+        keep: int,
+        mask: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run ``tokens`` (batch, n) behind what ``cache`` holds; return the last logit rows (batch, keep, V)."""
+        extra: dict[str, Any] = {self._cache_name: cache, "use_cache": cache is not None}
+        if self._keeps:
+            extra["logits_to_keep"] = keep
+        if mask is not None:
+            extra["attention_mask"] = mask
+        if positions is not None and self._places:
+            extra["position_ids"] = positions
+        logits = self.model(input_ids=tokens, **extra).logits
+        return logits if self._keeps else logits[:, -keep:]
+
+
+class Thread:
+    """One token sequence at a model, with its KV cache.
+
+    Parameters
+    ----------
+    lm : LanguageModel
+    """
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self.lm = lm
+        self.cache = lm.new_cache()
+        self.ids: list[int] = []
+        self._added = 0  # tokens that the last call appended
+
+    def rows(self, ids: list[int], keep: int) -> torch.Tensor:
+        """Return the last ``keep`` logit rows (keep, V) for the sequence ``ids``; runs what the cache does not hold."""
+        common = min(common_prefix(self.ids, ids), len(ids) - keep)
+        surplus = len(self.ids) - common
+        if surplus > self._added and not self.lm.rewinds:
+            self.cache, self.ids, self._added = self.lm.new_cache(), [], 0
+            common = surplus = 0
+        if surplus or not self.lm.rewinds and self.ids:
+            self.cache.crop(-surplus)
+        tokens = torch.tensor([ids[common:]], dtype=torch.int64, device=self.lm.device)
+        logits = self.lm.run(tokens, self.cache, keep)
+        self.ids = ids[:]
+        self._added = len(ids) - common
+        return logits[0]
+
+    def greedy(self, ids: list[int], steps: int) -> tuple[list[int], torch.Tensor]:
+        """Return ``steps`` greedy tokens after ``ids`` and their logit rows (steps, V).
+
+        Tokens stay on the device until all are there: one wait instead of one per token. The last token is not run.
+        """
+        row = self.rows(ids, 1)
+        rows = [row]
+        picked = [row.argmax(dim=-1)]
+        for _ in range(steps - 1):
+            row = self.lm.run(picked[-1][None], self.cache, 1)[0]
+            rows.append(row)
+            picked.append(row.argmax(dim=-1))
+        tokens: list[int] = torch.cat(picked).tolist()
+        self.ids = ids + tokens[:-1]
+        self._added += steps - 1
+        return tokens, torch.cat(rows)
+
+
+def common_prefix(a: list[int], b: list[int]) -> int:
+    """Return the length of the longest common prefix."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i in range(n) if a[i] != b[i])
+
+
+def left_pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return tokens, mask and positions (batch, longest), padded on the left; positions count real tokens from 0."""
+    longest = max(len(row) for row in rows)
+    tokens = torch.zeros((len(rows), longest), dtype=torch.int64)
+    mask = torch.zeros((len(rows), longest), dtype=torch.int64)
+    for i, row in enumerate(rows):
+        tokens[i, longest - len(row) :] = torch.tensor(row, dtype=torch.int64)
+        mask[i, longest - len(row) :] = 1
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    return tokens.to(device), mask.to(device), positions.to(device)
+
+
+def logprobs_of(rows: torch.Tensor, tokens: Sequence[int]) -> Any:
+    """Return float32 log-probabilities (K,) of ``tokens`` under softmax(rows), in nats."""
+    wide = rows.float()
+    index = torch.tensor(list(tokens), dtype=torch.int64, device=rows.device)
+    return (wide.gather(1, index[:, None])[:, 0] - wide.logsumexp(-1)).cpu().numpy()
+
+
+@torch.inference_mode()
+def draft_greedy(thread: Thread, prefix_ids: Sequence[int], num_draft_tokens: int, keep_logits: bool) -> Proposal:
+    """Draft greedily on a thread."""
+    tokens, rows = thread.greedy(list(prefix_ids), num_draft_tokens)
+    return Proposal(tokens, logprobs_of(rows, tokens), rows if keep_logits else None)
+
+
+@torch.inference_mode()
+def draft_greedy_many(
+    lm: LanguageModel, prefixes: Sequence[Sequence[int]], num_draft_tokens: int, keep_logits: bool
+) -> list[Proposal]:
+    """Draft greedily for unrelated prefixes in one batch."""
+    if not prefixes:
+        return []
+    tokens, mask, positions = left_pad(prefixes, lm.device)
+    cache = lm.new_cache()
+    rows, picked = [], []
+    for _ in range(num_draft_tokens):
+        row = lm.run(tokens, cache, 1, mask, positions)[:, -1]
+        rows.append(row)
+        picked.append(row.argmax(dim=-1))
+        tokens, positions = picked[-1][:, None], positions[:, -1:] + 1
+        mask = torch.cat([mask, mask.new_ones((len(prefixes), 1))], dim=1)
+    ids = torch.stack(picked, 1).tolist()
+    logits = torch.stack(rows, 1)
+    return [
+        Proposal(ids[n], logprobs_of(logits[n], ids[n]), logits[n] if keep_logits else None)
+        for n in range(len(prefixes))
+    ]
+
+
+class HFSession:
+    """One request at a :class:`HFTarget`."""
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self._thread = Thread(lm)
+
+    @torch.inference_mode()
+    def score(self, prefix_ids: Sequence[int], draft_ids: Sequence[int]) -> Logits:
+        """Return logits (K + 1, V): row i after ``prefix_ids`` and ``draft_ids[:i]``."""
+        return self._thread.rows([*prefix_ids, *draft_ids], len(draft_ids) + 1)
+
+
+class HFTarget(Target):
+    """A Hugging Face causal model as the target.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+    name : str
+        As asked for.
+    tokenizer : transformers.PreTrainedTokenizerBase or None
+    revision : str or None
+    identity : dict, optional
+        More that identifies the model, for the manifest.
+    logits_dtype : {"model", "float32"}
+        ``float32`` computes the final projection in float32 whatever the model's dtype.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        tokenizer: Any = None,
+        revision: str | None = None,
+        identity: dict[str, Any] | None = None,
+        logits_dtype: str = "model",
+    ) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.model = model.eval()
+        self._revision = revision
+        self._identity = identity or {}
+        self.dtype = str(model.dtype).removeprefix("torch.")
+        self.weights_sha256 = weights_sha256(model)
+        self.logits_dtype = self.dtype
+        if logits_dtype == "float32" and self.dtype != "float32":
+            model.set_output_embeddings(WideHead(model.get_output_embeddings()))
+            self.logits_dtype = "float32"
+        self.lm = LanguageModel(model)
+        self.vocab_size = self.lm.vocab_size
+        self.max_positions = self.lm.max_positions
+        self.eos_ids = eos_ids_of(model, tokenizer)
+
+    def session(self, prompt_ids: Sequence[int]) -> HFSession:
+        """Return a session with an empty KV cache."""
+        return HFSession(self.lm)
+
+    @torch.inference_mode()
+    def score_many(self, prefixes: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]]) -> list[Logits]:
+        """Score unrelated blocks in one batch, padded on the left."""
+        if not prefixes:
+            return []
+        rows = [[*prefix, *draft] for prefix, draft in zip(prefixes, drafts, strict=True)]
+        tokens, mask, positions = left_pad(rows, self.lm.device)
+        keep = max(len(draft) for draft in drafts) + 1
+        logits = self.lm.run(tokens, None, keep, mask, positions)
+        return [logits[n, keep - len(draft) - 1 :] for n, draft in enumerate(drafts)]
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, revision, weight checksum, dtypes, device and vocabulary."""
+        return {
+            "name": self.name,
+            "revision": self._revision,
+            **self._identity,
+            "architecture": type(self.model).__name__,
+            "weights_sha256": self.weights_sha256,
+            "dtype": self.dtype,
+            "logits_dtype": self.logits_dtype,
+            "logits_processors": [],
+            "device": self.lm.device.type,
+            "attention": getattr(self.lm.config, "_attn_implementation", None),
+            "vocab_size": self.vocab_size,
+            "eos_ids": list(self.eos_ids),
+        }
+
+    def synchronize(self) -> None:
+        """Wait for the GPU, where there is one."""
+        if self.lm.device.type == "cuda":
+            torch.cuda.synchronize(self.lm.device)
+
+
+class WideHead(torch.nn.Module):
+    """A model's last projection, computed in float32."""
+
+    def __init__(self, head: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(head.weight.detach().float(), requires_grad=False)
+        bias = getattr(head, "bias", None)
+        self.bias = None if bias is None else torch.nn.Parameter(bias.detach().float(), requires_grad=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits."""
+        return torch.nn.functional.linear(hidden.float(), self.weight, self.bias)
+
+
+def eos_ids_of(model: Any, tokenizer: Any = None) -> tuple[int, ...]:
+    """Return the ids that end a generation: of the generation config, else the model's config, else the tokenizer."""
+    for source in (getattr(model, "generation_config", None), model.config.get_text_config(), tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            return tuple(sorted({int(v) for v in (value if isinstance(value, (list, tuple)) else [value])}))
+    return ()
+
+
+def weights_sha256(model: Any) -> str:
+    """Return a checksum of all weights as loaded: sha256 over name, dtype, shape and bytes, by name.
+
+    Independent of how files are split or ordered; tied weights count under each of their names.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}\n".encode())
+        data = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(memoryview(data.view(torch.uint8).numpy()))
+    return digest.hexdigest()

@@ -1,0 +1,270 @@
+"""Speculative decoding, one block at a time, greedy, under any setting of the rule.
+
+A :class:`Course` holds the state of one request and knows how to take a verified block; :func:`decode` drives one
+course with live sessions. Whoever wants batches drives many courses with ``score_many`` and ``propose_many``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from ..errors import CaptureError
+from ..policy import Policy
+from ..rule import ACCEPT, GATE, decide
+from ..trace.records import NO_PARENT, RequestRecord, StepRecord
+from .protocol import Drafter, Proposal, Target
+from .record import Recorder, Scan, check_ids, scan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one block.
+
+    Attributes
+    ----------
+    num_draft_tokens : int
+        K.
+    accepted : int
+        Draft tokens committed; the bonus token is not among them.
+    tokens : list of int
+        All tokens committed, the target's own last where there is one.
+    charge : float
+        C, regret charged, in logits.
+    relaxed : int
+        N, mismatches accepted.
+    verdict : int
+        Why it ended, see :mod:`asdsim.rule`.
+    """
+
+    num_draft_tokens: int
+    accepted: int
+    tokens: list[int]
+    charge: float
+    relaxed: int
+    verdict: int
+
+
+@dataclass
+class Course:
+    """One request on its way.
+
+    Attributes
+    ----------
+    request : RequestRecord
+    policy : Policy
+    tokens : list of int
+        Generated so far.
+    spent : float
+        Ledger s, in logits.
+    outcomes : list of Outcome
+    """
+
+    request: RequestRecord
+    policy: Policy
+    tokens: list[int] = field(default_factory=list)
+    spent: float = 0.0
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def prefix(self) -> list[int]:
+        """Prompt and generated tokens."""
+        return [*self.request.prompt_ids, *self.tokens]
+
+    @property
+    def done(self) -> bool:
+        """True once an EOS was committed (natural stop) or the token limit is reached."""
+        request = self.request
+        if len(self.tokens) >= request.max_new_tokens:
+            return True
+        return request.stop == "natural" and bool(self.tokens) and self.tokens[-1] in request.eos_ids
+
+    def reach(self, draft_ids: Sequence[int]) -> int:
+        """Return how many draft tokens can be committed at all: up to the first EOS and the token limit."""
+        reach = min(len(draft_ids), self.request.max_new_tokens - len(self.tokens))
+        if self.request.stop == "natural":
+            for i in range(reach):
+                if draft_ids[i] in self.request.eos_ids:
+                    return i + 1
+        return reach
+
+    def take(self, draft_ids: Sequence[int], seen: Scan) -> Outcome:
+        """Decide a verified block, commit what it yields and charge the ledger.
+
+        A mismatch on a token that the target rules out (logit -inf, infinite regret) is never accepted, not even under
+        B = g = M = inf.
+        """
+        width = len(draft_ids)
+        reach = self.reach(draft_ids)
+        stop = min(reach, seen.forbidden)
+        policy = self.policy
+        accepted, charge, relaxed, verdict = decide(
+            draft_ids, seen.argmax_ids.tolist(), seen.regrets.tolist(), stop, self.spent,
+            policy.budget, policy.gate, policy.cap, policy.semantics,
+        )  # fmt: skip
+        if verdict == ACCEPT and stop < reach:
+            verdict = GATE
+        tokens = [int(token) for token in draft_ids[:accepted]]
+        if verdict != ACCEPT:
+            tokens.append(int(seen.argmax_ids[accepted]))
+        elif reach == width and len(self.tokens) + width < self.request.max_new_tokens:
+            ended = self.request.stop == "natural" and width > 0 and draft_ids[-1] in self.request.eos_ids
+            if not ended:
+                tokens.append(int(seen.argmax_ids[width]))  # bonus
+        self.tokens.extend(tokens)
+        self.spent += charge
+        outcome = Outcome(width, accepted, tokens, charge, relaxed, verdict)
+        self.outcomes.append(outcome)
+        return outcome
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A finished request.
+
+    Attributes
+    ----------
+    tokens : list of int
+        Generated tokens, a natural EOS included.
+    ledger : float
+        Regret spent, in logits.
+    outcomes : list of Outcome
+        One per step.
+    steps : list of StepRecord
+        One per step where a recorder was given.
+    """
+
+    tokens: list[int]
+    ledger: float
+    outcomes: list[Outcome]
+    steps: list[StepRecord]
+
+
+def check_request(target: Target, drafter: Drafter, request: RequestRecord, num_draft_tokens: int) -> None:
+    """Refuse, before any decoding, a request that cannot be decoded to its end.
+
+    Raises
+    ------
+    CaptureError
+        If the prompt is empty or names unknown tokens, K is not what the drafter can do, vocabularies differ, or
+        prompt, answer and draft block do not fit into the positions of a model.
+    """
+    where = f"request {request.request_id}"
+    if not request.prompt_ids:
+        raise CaptureError("the prompt has no tokens", where=where)
+    check_pair(target, drafter, num_draft_tokens)
+    worst = max(request.prompt_ids), min(request.prompt_ids)
+    if worst[0] >= target.vocab_size or worst[1] < 0:
+        token = worst[0] if worst[0] >= target.vocab_size else worst[1]
+        raise CaptureError(
+            f"prompt token {token} is outside the target's vocabulary of {target.vocab_size}",
+            where=where,
+            fix="use the tokenizer that belongs to the target",
+        )
+    longest = len(request.prompt_ids) + request.max_new_tokens - 1 + num_draft_tokens
+    for kind, limit in (("target", target.max_positions), ("drafter", drafter.max_positions)):
+        if limit is not None and longest > limit:
+            raise CaptureError(
+                f"prompt ({len(request.prompt_ids)}), answer ({request.max_new_tokens}) and draft block "
+                f"({num_draft_tokens}) need {longest} positions, but the {kind} has {limit}",
+                where=where,
+                fix="lower --max-new-tokens or --K, or leave this prompt out",
+            )
+
+
+def check_pair(target: Target, drafter: Drafter, num_draft_tokens: int) -> None:
+    """Refuse a K that the drafter cannot draft, and vocabularies that differ."""
+    if num_draft_tokens < 1:
+        raise CaptureError(f"K={num_draft_tokens} drafts nothing", fix="give K >= 1")
+    limit = drafter.max_draft_tokens
+    if limit is not None and num_draft_tokens > limit:
+        raise CaptureError(f"K={num_draft_tokens} is more than drafter {drafter.name} can do", fix=f"give K <= {limit}")
+    check_vocabulary(target, drafter)
+
+
+def check_vocabulary(target: Target, drafter: Drafter) -> None:
+    """Refuse a drafter whose logit rows have another width than the target's."""
+    if drafter.vocab_size is not None and drafter.vocab_size != target.vocab_size:
+        raise CaptureError(
+            f"the drafter's vocabulary has {drafter.vocab_size} tokens, the target's {target.vocab_size}",
+            fix="use a drafter of the target's own family",
+        )
+
+
+def decode(
+    target: Target,
+    drafter: Drafter,
+    request: RequestRecord,
+    policy: Policy,
+    num_draft_tokens: int,
+    recorder: Recorder | None = None,
+) -> Decoded:
+    """Decode one request to its end.
+
+    Parameters
+    ----------
+    target, drafter : Target, Drafter
+    request : RequestRecord
+    policy : Policy
+        :data:`asdsim.policy.STRICT` for strict matching.
+    num_draft_tokens : int
+        K asked of the drafter in every step, whatever is left of the token limit.
+    recorder : Recorder or None
+        None decodes without recording.
+
+    Returns
+    -------
+    Decoded
+
+    Raises
+    ------
+    CaptureError
+        See :func:`check_request`, :func:`asdsim.capture.record.check_ids` and :func:`asdsim.capture.record.scan`.
+    """
+    check_request(target, drafter, request, num_draft_tokens)
+    course = Course(request, policy)
+    verifying = target.session(request.prompt_ids)
+    drafting = drafter.session(request.prompt_ids)
+    steps: list[StepRecord] = []
+    parent, parent_accepted = NO_PARENT, NO_PARENT
+    while not course.done:
+        prefix, start_pos, step_id = course.prefix, len(course.tokens), len(course.outcomes)
+        where = f"request {request.request_id}, step {step_id}"
+        t0 = perf_counter()
+        proposal = drafting.propose(prefix, num_draft_tokens)
+        t1 = perf_counter()
+        check_proposal(proposal, num_draft_tokens, target.vocab_size, where)
+        t2 = perf_counter()
+        logits = verifying.score(prefix, proposal.ids)
+        target.synchronize()
+        t3 = perf_counter()
+        seen = scan(logits, proposal.ids, where)
+        outcome = course.take(proposal.ids, seen)
+        t4 = perf_counter()
+        if recorder is not None:
+            steps.append(
+                recorder.step(
+                    seen,
+                    proposal,
+                    step_id=step_id,
+                    parent_step_id=parent,
+                    parent_accepted=parent_accepted,
+                    start_pos=start_pos,
+                    where=where,
+                    times_us=((t1 - t0) * 1e6, (t3 - t2) * 1e6, (t4 - t3) * 1e6),
+                )
+            )
+        parent, parent_accepted = step_id, outcome.accepted
+    return Decoded(course.tokens, course.spent, course.outcomes, steps)
+
+
+def check_proposal(proposal: Proposal, num_draft_tokens: int, vocab_size: int, where: str) -> None:
+    """Refuse a block longer than asked for, with unknown tokens, or with log-probabilities that do not match it."""
+    if len(proposal.ids) > num_draft_tokens:
+        raise CaptureError(f"the drafter gave {len(proposal.ids)} tokens, not {num_draft_tokens}", where=where)
+    check_ids(proposal.ids, vocab_size, where)
+    if proposal.logprobs is not None and len(proposal.logprobs) != len(proposal.ids):
+        raise CaptureError(
+            f"the drafter gave {len(proposal.logprobs)} log-probabilities for {len(proposal.ids)} tokens", where=where
+        )

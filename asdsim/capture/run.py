@@ -1,0 +1,365 @@
+"""A whole capture: prompts in, a trace directory out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import CaptureError, UsageError, unknown_name
+from ..policy import STRICT, Policy
+from ..trace.manifest import MANIFEST, Manifest
+from ..trace.records import RequestRecord
+from ..trace.schema import DIVERGENCES, MIN_TOP_K
+from .drafters import check_spec
+from .models import DTYPES, check_name
+from .tasks import Prompt, check_tasks, load_prompts
+
+RULES = ("strict", "asd")
+STOPS = ("natural", "fixed")
+LOGITS_DTYPES = ("model", "float32")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a capture is asked to do; checked on construction, before anything is loaded.
+
+    Attributes
+    ----------
+    out : Path
+        Trace directory.
+    target, drafter, task : str
+        Names as on the command line.
+    limit, offset : int
+        Prompts of each task.
+    K : int
+        Draft tokens per step.
+    max_new_tokens : int
+        Token limit of each request.
+    policy : Policy or None
+        Rule that decides while capturing; None is strict.
+    stop : {"natural", "fixed"}
+    top_k : int
+        Logits kept per row.
+    divergences : tuple of str
+    chat_template : bool
+        Put prompts through the target's chat template, where it has one.
+    seed : int
+    revision, dtype, device, logits_dtype, offline, trust_remote_code
+        See :func:`asdsim.capture.models.load_model`.
+    resume : bool
+        Continue a trace that is not finished.
+    flush_every : int, optional
+        Store after so many requests; by default the trace writer decides by the clock.
+    """
+
+    out: Path
+    target: str
+    drafter: str
+    task: str
+    limit: int | None = None
+    offset: int = 0
+    K: int = 7
+    max_new_tokens: int = 96
+    policy: Policy | None = None
+    stop: str = "natural"
+    top_k: int = MIN_TOP_K
+    divergences: tuple[str, ...] = ()
+    chat_template: bool = True
+    seed: int = 0
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    logits_dtype: str = "model"
+    offline: bool = False
+    trust_remote_code: bool = False
+    resume: bool = False
+    flush_every: int | None = None
+
+    def __post_init__(self) -> None:
+        check_output(self.out, resume=self.resume)
+        check_name(self.target)
+        name, argument = check_spec(self.drafter)
+        if name == "model":
+            check_name(argument)
+        check_tasks(self.task)
+        for flag, value, lowest in (
+            ("K", self.K, 1),
+            ("max-new-tokens", self.max_new_tokens, 1),
+            ("top-k", self.top_k, MIN_TOP_K),
+            ("offset", self.offset, 0),
+            ("limit", self.limit, 1),
+            ("flush-every", self.flush_every, 1),
+        ):
+            if value is not None and value < lowest:
+                raise UsageError(f"--{flag} {value} is too small", fix=f"give at least {lowest}")
+        for kind, word, known in (
+            ("stop rule", self.stop, STOPS),
+            ("dtype", self.dtype, DTYPES),
+            ("logits dtype", self.logits_dtype, LOGITS_DTYPES),
+            *(("divergence", item, DIVERGENCES) for item in self.divergences),
+        ):
+            if word not in known:
+                raise unknown_name(kind, word, list(known))
+        if self.divergences and name == "lookup":
+            raise UsageError("drafter lookup has no distribution, so no divergences", fix="leave --divergences out")
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments for :func:`asdsim.capture.models.load_model` that target and drafter share."""
+        return {
+            "dtype": self.dtype,
+            "device": self.device,
+            "offline": self.offline,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+
+@dataclass
+class Summary:
+    """What a capture did.
+
+    Attributes
+    ----------
+    requests, steps, drafted, accepted, completion_tokens : int
+        Over the requests decoded in this run.
+    skipped : int
+        Requests that an earlier run had finished.
+    seconds : float
+        Spent decoding and recording, loading left out.
+    ledger : list of float
+        Regret spent by each request, in logits.
+    interrupted : bool
+    """
+
+    requests: int = 0
+    skipped: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    ledger: list[float] = field(default_factory=list)
+    interrupted: bool = False
+
+    def row(self) -> dict[str, Any]:
+        """Return plain numbers under their usual names; NaN where nothing was decoded."""
+
+        def ratio(a: float, b: float) -> float | None:
+            return a / b if b else None
+
+        return {
+            "requests": self.requests,
+            "skipped": self.skipped,
+            "num_spec_steps": self.steps,
+            "num_draft_tokens": self.drafted,
+            "num_accepted_draft_tokens": self.accepted,
+            "completion_tokens": self.completion_tokens,
+            "mean_acceptance_length": ratio(self.completion_tokens, self.steps),
+            "accepted_per_proposal": ratio(self.accepted, self.steps),
+            "regret_spent_mean": ratio(math.fsum(self.ledger), len(self.ledger)),
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": ratio(self.completion_tokens, self.seconds),
+            "interrupted": self.interrupted,
+        }
+
+
+def check_output(out: Path, *, resume: bool) -> None:
+    """Refuse an output directory that holds something else; nothing is written.
+
+    Raises
+    ------
+    UsageError
+        If ``out`` is a file, holds a trace (unless ``resume``) or holds other files.
+    """
+    if out.exists() and not out.is_dir():
+        raise UsageError("the output is a file, not a directory", where=str(out), fix="choose another -o")
+    if not out.exists() or resume:
+        return
+    if (out / MANIFEST).exists():
+        raise UsageError(
+            "the output directory already holds a trace", where=str(out), fix="choose another -o, or add --resume"
+        )
+    if any(out.iterdir()):
+        raise UsageError("the output directory is not empty", where=str(out), fix="choose another -o, or add --resume")
+
+
+def encode(tokenizer: Any, text: str, chat_template: bool) -> list[int]:
+    """Return the token ids of a user message, through the chat template where there is one and it is wanted."""
+    if chat_template and getattr(tokenizer, "chat_template", None):
+        whole = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+        )
+        return list(tokenizer(whole, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(text)["input_ids"])
+
+
+def make_requests(target: Any, prompts: Iterable[Prompt], plan: Plan) -> list[RequestRecord]:
+    """Turn prompts into requests with token ids.
+
+    Raises
+    ------
+    CaptureError
+        If the target has no tokenizer.
+    """
+    if target.tokenizer is None:
+        raise CaptureError(
+            "the target has no tokenizer", where=plan.target, fix="put tokenizer.json into the model's directory"
+        )
+    return [
+        RequestRecord(
+            request_id=prompt.id,
+            task=prompt.task,
+            prompt_ids=tuple(encode(target.tokenizer, prompt.text, plan.chat_template)),
+            prompt_text=prompt.text,
+            reference=prompt.reference,
+            max_new_tokens=plan.max_new_tokens,
+            eos_ids=target.eos_ids,
+            stop=plan.stop,
+        )
+        for prompt in prompts
+    ]
+
+
+def make_manifest(target: Any, drafter: Any, requests: list[RequestRecord], plan: Plan) -> Manifest:
+    """Return the manifest of a capture that has yet to begin."""
+    import numpy
+    import torch
+    import transformers
+
+    from .. import __version__
+
+    policy = plan.policy
+    rule: dict[str, Any] = {"name": "strict"}
+    if policy is not None:
+        rule = {"name": "asd", "B": policy.budget, "g": policy.gate, "M": policy.cap, "semantics": policy.semantics}
+    software = {
+        "asdsim": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": numpy.__version__,
+    }
+    if target.lm.device.type == "cuda":
+        software["gpu"] = torch.cuda.get_device_name(target.lm.device)
+        software["cuda"] = str(torch.version.cuda)
+    prompts = hashlib.sha256()
+    for request in requests:
+        prompts.update(json.dumps([request.request_id, request.prompt_ids]).encode())
+    return Manifest(
+        target=target.describe(),
+        drafter=drafter.describe(),
+        vocab_size=target.vocab_size,
+        num_draft_tokens=plan.K,
+        top_k=min(plan.top_k, target.vocab_size),
+        max_new_tokens=plan.max_new_tokens,
+        stop=plan.stop,
+        rule=rule,
+        tasks=[_bare(task) for task in check_tasks(plan.task)],
+        seed=plan.seed,
+        logits_dtype=target.logits_dtype,
+        device=target.lm.device.type,
+        settings={
+            "limit": plan.limit,
+            "offset": plan.offset,
+            "divergences": list(plan.divergences),
+            "chat_template": bool(plan.chat_template and getattr(target.tokenizer, "chat_template", None)),
+            "prompts_sha256": prompts.hexdigest(),
+        },
+        software=software,
+        notes={"created": datetime.now(UTC).isoformat(timespec="seconds"), "threads": torch.get_num_threads()},
+    )
+
+
+def _bare(task: str) -> str:
+    """Return a task without the directory of its file, which is nobody else's business."""
+    name, colon, argument = task.partition(":")
+    return f"{name}:{Path(argument).name}" if name == "jsonl" else f"{name}{colon}{argument}"
+
+
+def capture(plan: Plan, progress: Callable[[int, int, int], None] | None = None) -> Summary:
+    """Run a capture to its end, or to Ctrl-C.
+
+    Parameters
+    ----------
+    plan : Plan
+    progress : callable, optional
+        Called with (requests done, requests in all, tokens so far) after each request.
+
+    Returns
+    -------
+    Summary
+        ``interrupted`` is set after Ctrl-C; what was decoded until then is kept.
+
+    Raises
+    ------
+    AsdsimError
+        On anything that a user can mend. Nothing is written before all prompts and models have been checked.
+    """
+    prompts = load_prompts(plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline)
+    from .drafters import make_drafter
+    from .models import load_target
+
+    target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading)
+    drafter = make_drafter(plan.drafter, target, keep_logits=bool(plan.divergences), **plan.loading)
+    return capture_with(target, drafter, prompts, plan, progress)
+
+
+def capture_with(
+    target: Any,
+    drafter: Any,
+    prompts: list[Prompt],
+    plan: Plan,
+    progress: Callable[[int, int, int], None] | None = None,
+) -> Summary:
+    """Do what :func:`capture` does with models and prompts at hand."""
+    import torch
+
+    from ..trace.writer import TraceWriter
+    from .loop import check_request, decode
+    from .record import Recorder
+
+    torch.manual_seed(plan.seed)
+    requests = make_requests(target, prompts, plan)
+    for request in requests:
+        check_request(target, drafter, request, plan.K)
+    recorder = Recorder(plan.top_k, plan.divergences)
+    manifest = make_manifest(target, drafter, requests, plan)
+    fresh = not (plan.out / MANIFEST).exists()
+    summary = Summary()
+    began = time.perf_counter()
+    with (TraceWriter.create if fresh else TraceWriter.resume)(plan.out, manifest) as writer:
+        done = set(writer.completed)
+        try:
+            for number, request in enumerate(requests):
+                if request.request_id in done:
+                    summary.skipped += 1
+                else:
+                    result = decode(target, drafter, request, plan.policy or STRICT, plan.K, recorder)
+                    writer.add_request(request, result.steps)
+                    _count(summary, result)
+                    if plan.flush_every and summary.requests % plan.flush_every == 0:
+                        writer.flush()
+                if progress is not None:
+                    progress(number + 1, len(requests), summary.completion_tokens)
+        except KeyboardInterrupt:
+            summary.interrupted = True
+        writer.flush()
+    summary.seconds = time.perf_counter() - began
+    return summary
+
+
+def _count(summary: Summary, result: Any) -> None:
+    summary.requests += 1
+    summary.steps += len(result.outcomes)
+    summary.drafted += sum(outcome.num_draft_tokens for outcome in result.outcomes)
+    summary.accepted += sum(outcome.accepted for outcome in result.outcomes)
+    summary.completion_tokens += len(result.tokens)
+    summary.ledger.append(result.ledger)

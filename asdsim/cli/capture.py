@@ -1,0 +1,121 @@
+"""``asdsim capture``: record real draft/target steps to a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import UsageError, unknown_name
+from ..policy import Policy, parse_axis
+from .common import config_option, json_option, note, print_json, progress_bar
+
+
+@click.command("capture")
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="Trace directory to write.")
+@click.option("--target", default="smollm2-135m", show_default=True,
+              help="Built-in smollm2-135m, a Hugging Face name, or a directory.")  # fmt: skip
+@click.option("--drafter", default="layer-skip", show_default=True,
+              help="layer-skip[:LAYERS], lookup[:N] or model:NAME.")  # fmt: skip
+@click.option("--task", required=True, help="Comma list of gsm8k, humaneval, mt-bench, jsonl:PATH.")
+@click.option("--limit", type=int, help="At most so many prompts of each task.")
+@click.option("--offset", type=int, default=0, show_default=True, help="Skip so many prompts of each task.")
+@click.option("--K", "K", type=int, default=7, show_default=True, help="Draft tokens per step.")
+@click.option("--max-new-tokens", type=int, default=96, show_default=True, help="Token limit of each request.")
+@click.option("--rule", default="strict", show_default=True, help="Rule that decides while capturing: strict or asd.")
+@click.option("--B", "B", metavar="NUMBER", help="With --rule asd: regret budget per request, in logits.")
+@click.option("--g", "g", metavar="NUMBER", help="With --rule asd: gate on regret / suffix value, in logits.  [inf]")
+@click.option("--M", "M", metavar="NUMBER", help="With --rule asd: cap on relaxed tokens per block.  [inf]")
+@click.option("--stop", default="natural", show_default=True, help="natural (EOS or limit) or fixed (limit only).")
+@click.option("--top-k", type=int, default=8, show_default=True, help="Largest logits kept per row.")
+@click.option("--divergences", default="", metavar="LIST", help="Record kl, reverse_kl, js, tv at each draft position.")
+@click.option("--logits-dtype", default="model", show_default=True,
+              help="model, or float32 for a final projection in float32.")  # fmt: skip
+@click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--revision", help="Branch, tag or commit of the target on the hub.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Recorded with the trace.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="Must be 0: decoding is greedy.")
+@click.option("--chat-template/--no-chat-template", default=True, show_default=True,
+              help="Put prompts through the target's chat template.")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Continue a capture that was cut short.")
+@click.option("--flush-every", type=int, help="Store after so many requests.  [every few seconds]")
+@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model.")
+@config_option
+@json_option
+def command(
+    rule: str, B: str | None, g: str | None, M: str | None, divergences: str, temperature: float, as_json: bool,
+    **plan_fields: Any,
+) -> None:  # fmt: skip
+    """Record real draft/target steps to a trace.
+
+    Decodes each prompt greedily with a target and a drafter, and writes what the target said of every draft token.
+
+    \b
+    asdsim capture -o traces/mine --target smollm2-135m --drafter layer-skip --task gsm8k --limit 8
+    """
+    if temperature != 0:
+        raise UsageError(f"temperature {temperature:g}: only greedy decoding can be captured", fix="leave it at 0")
+    policy = policy_of(rule, B, g, M)
+    from ..capture.run import Plan, capture
+
+    names = tuple(item.strip() for item in divergences.split(",")) if divergences else ()
+    plan = Plan(policy=policy, divergences=names, **plan_fields)
+    bar = None
+
+    def progress(done: int, total: int, tokens: int) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = progress_bar(total, "capture", "request")
+        bar.set_postfix_str(f"{tokens} tokens", refresh=False)
+        bar.update(done - bar.n)
+
+    try:
+        summary = capture(plan, progress)
+    finally:
+        if bar is not None:
+            bar.close()
+    row = summary.row()
+    if as_json:
+        print_json("capture", {"trace": str(plan.out), "rows": [row]})
+    else:
+        _print(plan.out, row)
+    if summary.interrupted:
+        note(f"asdsim: interrupted; {row['requests'] + row['skipped']} requests are kept, --resume continues")
+        raise click.exceptions.Exit(130)
+
+
+def policy_of(rule: str, B: str | None, g: str | None, M: str | None) -> Policy | None:
+    """Return the setting that ``--rule --B --g --M`` name; None is strict."""
+    if rule not in ("strict", "asd"):
+        raise unknown_name("rule", rule, ["strict", "asd"])
+    given = [name for name, value in (("B", B), ("g", g), ("M", M)) if value is not None]
+    if rule == "strict":
+        if given:
+            raise UsageError(f"--{given[0]} has no meaning under --rule strict", fix="add --rule asd")
+        return None
+    if B is None:
+        raise UsageError("--rule asd needs a budget", fix="add --B NUMBER")
+    return Policy(_one("B", B), _one("g", g or "inf"), _one("M", M or "inf"))
+
+
+def _one(name: str, text: str) -> float:
+    values = parse_axis(name, text)
+    if len(values) != 1:
+        raise UsageError(f"--{name} {text} names {len(values)} values", fix="a capture runs under one setting")
+    return values[0]
+
+
+def _print(out: Path, row: dict[str, Any]) -> None:
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    click.echo(
+        f"{out}: {row['requests']} requests captured"
+        + (f", {row['skipped']} there before" if row["skipped"] else "")
+        + f"; {row['num_spec_steps']} steps, {row['completion_tokens']} tokens in {row['seconds']:.1f} s\n"
+        f"mean_acceptance_length {number(row['mean_acceptance_length'])} (bonus token included), "
+        f"accepted_per_proposal {number(row['accepted_per_proposal'])} (not included)"
+    )
