@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import TraceError
+from .records import FORBIDDEN_LOGIT
 from .schema import DIVERGENCES
-from .tables import is_valid, to_numpy
+from .tables import is_valid
 
 if TYPE_CHECKING:
     from .reader import Origin, Trace
@@ -176,19 +177,23 @@ def _check_rows(trace: Trace, pos_request: npt.NDArray[np.int32]) -> None:
 def _check_logits(trace: Trace) -> None:
     vocab, top_k = trace.manifest.vocab_size, trace.manifest.top_k
     ids, logits = trace.column("positions", "top_ids"), trace.column("positions", "top_logits")
-    refuse(
-        trace, "positions", ((ids < 0) | (ids >= vocab)).any(1), f"a top id is outside the vocabulary of {vocab}: {{}}",
-        "top_ids",
-    )  # fmt: skip
-    # A masked token may have -inf; a row without a single finite logit may not be.
-    bad = np.isnan(logits).any(1) | ~np.isfinite(logits[:, 0])
-    refuse(trace, "positions", bad, "logits that are not finite: {}", "top_logits")
+    stray: Mask = np.any((ids < 0) | (ids >= vocab), axis=1)
+    refuse(trace, "positions", stray, f"a top id is outside the vocabulary of {vocab}: {{}}", "top_ids")
+    refuse(trace, "positions", ~np.isfinite(logits).all(1), "logits that are not finite: {}", "top_logits")
+    refuse(trace, "positions", logits[:, 0] == FORBIDDEN_LOGIT, "no token of the row has a finite logit")
     fall = (logits[:, :-1] > logits[:, 1:]) | ((logits[:, :-1] == logits[:, 1:]) & (ids[:, :-1] < ids[:, 1:]))
     refuse(trace, "positions", ~fall.all(1), "top logits are not ordered by (-logit, id): {}", "top_logits")
     ordered = np.sort(ids, axis=1)
     refuse(trace, "positions", (ordered[:, 1:] == ordered[:, :-1]).any(1), "a top id is there twice: {}", "top_ids")
     argmax = trace.column("positions", "argmax_id")
-    refuse(trace, "positions", argmax != ids[:, 0], "argmax_id {} is not the first of the top ids {}", "argmax_id", "top_ids")  # fmt: skip  # noqa: E501
+    refuse(
+        trace,
+        "positions",
+        argmax != ids[:, 0],
+        "argmax_id {} is not the first of the top ids {}",
+        "argmax_id",
+        "top_ids",
+    )
 
     draft = is_valid(trace.positions["draft_id"])
     draft_id, rank = trace.column("positions", "draft_id"), trace.column("positions", "rank")
@@ -202,13 +207,16 @@ def _check_logits(trace: Trace) -> None:
     wrong[rows] = (ids[rows, rank[rows]] != draft_id[rows]) | (logits[rows, rank[rows]] != draft_logit[rows])
     last, last_id = logits[:, -1], ids[:, -1]
     far = draft & (rank >= top_k)
-    wrong |= far & (
-        (ids == draft_id[:, None]).any(1)
-        | (draft_logit > last)
-        | ((draft_logit == last) & (draft_id < last_id))
-    )  # fmt: skip
+    beyond = (draft_logit < last) | ((draft_logit == last) & (draft_id > last_id))
+    wrong |= far & (~beyond | (ids == draft_id[:, None]).any(1))
     refuse(
-        trace, "positions", wrong, "rank {} does not fit draft token {} with logit {}", "rank", "draft_id", "draft_logit"
+        trace,
+        "positions",
+        wrong,
+        "rank {} does not fit draft token {} with logit {}",
+        "rank",
+        "draft_id",
+        "draft_logit",
     )
 
     lse, entropy = trace.column("positions", "logsumexp"), trace.column("positions", "entropy")
@@ -258,7 +266,7 @@ def reachable_drafts(trace: Trace) -> tuple[npt.NDArray[np.int64], Mask, Mask]:
     Returns
     -------
     reach : int64 (S,)
-        Draft tokens that can be committed at all: the smallest of K, the first draft EOS + 1, and what the limit leaves.
+        Draft tokens that can be committed at all: the least of K, the first draft EOS + 1, and what the limit leaves.
     open_end : bool (S,)
         Whether the bonus token follows where all of them are accepted.
     argmax_eos : bool (P,)
@@ -341,15 +349,13 @@ def _check_edges(trace: Trace) -> None:
         "parent_accepted",
     )
     path = wave[child] == 0
-    refuse_child(
-        path & (parent_id[child] != step_id[child] - 1), "step {} of the captured path does not follow step {}",
-        "step_id", "parent_step_id",
-    )  # fmt: skip
+    off = path & (parent_id[child] != step_id[child] - 1)
+    refuse_child(off, "step {} of the captured path does not follow step {}", "step_id", "parent_step_id")
     refuse_child(path & (wave[parent] != 0), "the captured path is interrupted before step {}", "step_id")
     edge = np.lexsort((accepted[child], parent))
     same = np.zeros(len(child), bool)
     same[edge[1:]] = (np.diff(parent[edge]) == 0) & (np.diff(accepted[child][edge]) == 0)
-    refuse_child(same, "another step follows step {} with {} accepted draft tokens too", "parent_step_id", "parent_accepted")  # fmt: skip  # noqa: E501
+    refuse_child(same, "step {} has another child with {} accepted draft tokens", "parent_step_id", "parent_accepted")
     if trace.manifest.rule.get("name") == "strict":
         _check_strict_path(trace, parent, child)
 
@@ -361,10 +367,8 @@ def _check_strict_path(trace: Trace, parent: npt.NDArray[np.int64], child: npt.N
     path = child[wave[child] == 0]
     bad = np.zeros(len(wave), bool)
     bad[path] = trace.column("steps", "parent_accepted")[path] != accepted[parent[wave[child] == 0]]
-    refuse(
-        trace, "steps", bad, "the captured path is strict, yet step {} was left with {} accepted draft tokens",
-        "parent_step_id", "parent_accepted",
-    )  # fmt: skip
+    what = "the captured path is strict, yet step {} was left with {} accepted draft tokens"
+    refuse(trace, "steps", bad, what, "parent_step_id", "parent_accepted")
     last = np.flatnonzero(wave == 0)
     follows = np.zeros(len(wave), bool)
     follows[parent[wave[child] == 0]] = True
@@ -372,6 +376,3 @@ def _check_strict_path(trace: Trace, parent: npt.NDArray[np.int64], child: npt.N
     cut = np.zeros(len(wave), bool)
     cut[last] = leads_on(trace, last, accepted[last])
     refuse(trace, "steps", cut, "the captured path breaks off after step {}", "step_id")
-
-
-__all__ = ["check_trace", "check_unique_requests", "eos_masks", "leads_on", "reachable_drafts", "strict_accepted", "to_numpy"]  # fmt: skip  # noqa: E501

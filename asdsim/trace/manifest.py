@@ -127,7 +127,7 @@ class Manifest:
     @property
     def checksum(self) -> str:
         """Checksum of the manifest file, and through its shards of the whole trace."""
-        return _checksum({"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)})
+        return _checksum(_content(self))
 
     def shards_of(self, table: str) -> list[Shard]:
         """Return the shards of one table."""
@@ -181,6 +181,10 @@ def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def _content(manifest: Manifest) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(manifest)}
+
+
 def seal(content: dict[str, Any]) -> bytes:
     """Return the bytes of a manifest file: ``content`` (without a checksum) and its checksum."""
     sealed = {**content, "checksum": _checksum(content)}
@@ -189,7 +193,7 @@ def seal(content: dict[str, Any]) -> bytes:
 
 def dump(manifest: Manifest) -> bytes:
     """Return the bytes of the manifest file."""
-    return seal({"schema_version": SCHEMA_VERSION, **dataclasses.asdict(manifest)})
+    return seal(_content(manifest))
 
 
 def parse(data: bytes, where: str) -> Manifest:

@@ -17,7 +17,7 @@ from . import manifest as manifests
 from .manifest import MANIFEST, Manifest, Shard
 from .records import RequestRecord, StepRecord
 from .schema import BY_NAME, DIVERGENCES, TABLES, file_schema, table_schema
-from .tables import Array, is_valid, to_numpy, unpack
+from .tables import Array, to_numpy, unpack
 
 RESTORE = "restore the file from a copy, or capture again"
 
@@ -231,13 +231,20 @@ def _reason(error: BaseException) -> str:
 
 def _read_table(folder: Path, manifest: Manifest, table: str, verify: bool) -> tuple[pa.Table, list[Shard]]:
     shards = manifest.shards_of(table)
-    parts = [_read_shard(folder, shard, manifest.top_k, verify) for shard in shards]
+    parts = [read_shard(folder, shard, manifest.top_k, verify) for shard in shards]
     if not parts:
         return table_schema(table, manifest.top_k).empty_table(), []
     return pa.concat_tables(parts).unify_dictionaries().combine_chunks(), shards
 
 
-def _read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> pa.Table:
+def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> pa.Table:
+    """Read one shard as rows of its table.
+
+    Raises
+    ------
+    TraceError
+        If the file is missing, differs from what the manifest says, or is no Parquet file of the schema.
+    """
     file = folder / shard.name
     try:
         data = file.read_bytes()
@@ -388,6 +395,3 @@ def _origins(
             starts = np.concatenate([[0], np.cumsum([shard.rows for shard in shards])[:-1]]).astype(np.int64)
             found[name] = Origin([shard.name for shard in shards], starts, order[name])
     return found
-
-
-__all__ = ["RESTORE", "Origin", "Trace", "build_trace", "is_valid", "load_manifest", "read_trace"]

@@ -1,7 +1,7 @@
 """Every column of a trace: its meaning, unit and type, in one registry from which the Arrow schemas are built.
 
-A trace holds three tables. ``requests`` has one row per prompt, ``steps`` one per verification, and ``positions`` one per
-draft position plus one for the bonus row of each step, so a step with K draft tokens has K + 1 rows.
+A trace holds three tables. ``requests`` has one row per prompt, ``steps`` one per verification, and ``positions`` one
+per draft position plus one for the bonus row of each step, so a step with K draft tokens has K + 1 rows.
 
 The registry describes the tables as the reader hands them out. The Parquet shards hold the same rows, with what follows
 from other columns left out (see :attr:`Column.in_file`): a trace is mostly incompressible mantissa bits, and storing a

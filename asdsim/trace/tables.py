@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from ..errors import TraceError
 from .records import NO_PARENT, RequestRecord, StepRecord
 from .schema import BEYOND_TOP, DIVERGENCES, IMPLIED, SPREAD, columns_of, file_schema, spread_names, table_schema
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 def to_numpy(column: pa.ChunkedArray | pa.Array) -> Array:
@@ -202,10 +203,7 @@ def pack(table_name: str, table: pa.Table, top_k: int) -> pa.Table:
     """Return a table as a shard holds it: without what other columns imply."""
     schema = file_schema(table_name, top_k)
     columns: list[pa.ChunkedArray | pa.Array] = []
-    beyond = None
-    if table_name == "positions":
-        rank = to_numpy(table["rank"])
-        beyond = rank >= top_k
+    beyond = to_numpy(table["rank"]) >= top_k if table_name == "positions" else np.empty(0, bool)
     for column in columns_of(table_name):
         values = table[column.name]
         if column.in_file == IMPLIED:

@@ -1,8 +1,8 @@
 """Write a trace so that a kill at any moment leaves a readable one.
 
-What is stored, is stored in this order: shards under a temporary name in the same directory, fsync, rename, fsync of the
-directory; then the manifest that names them, the same way. A shard that no manifest names is a left-over of a crash:
-readers pass it by, and the next writer removes it.
+What is stored, is stored in this order: shards under a temporary name in the same directory, fsync, rename, fsync of
+the directory; then the manifest that names them, the same way. A shard that no manifest names is a left-over of a
+crash: readers pass it by, and the next writer removes it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import time
@@ -24,9 +25,9 @@ import pyarrow.parquet as pq
 from ..errors import TraceError
 from . import manifest as manifests
 from .manifest import MANIFEST, SHARD_NAME, Manifest, Shard
-from .reader import Trace, build_trace, load_manifest, read_trace
+from .reader import Trace, build_trace, load_manifest, read_shard, read_trace
 from .records import RequestRecord, StepRecord
-from .schema import TABLES, parquet_options, table_schema
+from .schema import TABLES, parquet_options
 from .tables import pack, positions_table, requests_table, steps_table
 
 FLUSH_SECONDS = 10.0
@@ -45,8 +46,8 @@ TEMPORARY = re.compile(r"\.tmp-.+")
 class TraceWriter:
     """Append requests and steps to a trace.
 
-    Use :meth:`create` or :meth:`resume`, and the writer as a context manager: leaving it normally stores and merges what
-    is buffered, leaving it by an exception drops the buffer, and the trace stays as it was after the last flush.
+    Use :meth:`create` or :meth:`resume`, and the writer as a context manager: leaving it normally stores and merges
+    what is buffered, leaving it by an exception drops the buffer, and the trace stays as after the last flush.
 
     Attributes
     ----------
@@ -352,15 +353,10 @@ class TraceWriter:
         old = {shard.name for group in groups for shard in group}
         new: list[Shard] = []
         for group in groups:
-            parts = [self._stored_rows(shard) for shard in group]
+            parts = [read_shard(self.path, shard, self.manifest.top_k, verify=True) for shard in group]
             new += self._write_shards({group[0].table: pa.concat_tables(parts).unify_dictionaries()})
         self._commit(self.manifest, [shard for shard in self.manifest.shards if shard.name not in old] + new)
         self._remove_leftovers()
-
-    def _stored_rows(self, shard: Shard) -> pa.Table:
-        from .reader import _read_shard
-
-        return _read_shard(self.path, shard, self.manifest.top_k, True)
 
     def _remove_leftovers(self) -> None:
         """Remove temporary files and shards that the manifest does not name."""
@@ -409,6 +405,31 @@ def write_atomically(file: Path, data: bytes | memoryview) -> None:
             temporary.unlink(missing_ok=True)
         raise
     _sync_directory(file.parent)
+
+
+def write_table(table: pa.Table, file: Path, metadata: dict[str, Any]) -> None:
+    """Write any table to Parquet, whole or not at all.
+
+    Parameters
+    ----------
+    metadata : dict
+        Entries of the file's key-value metadata; values that are not text are stored as JSON.
+
+    Raises
+    ------
+    TraceError
+        If the disk is full or the file cannot be written.
+    """
+    text = {
+        key: value if isinstance(value, str) else json.dumps(manifests.plain(value, key))
+        for key, value in metadata.items()
+    }
+    sink = pa.BufferOutputStream()
+    merged = {**(table.schema.metadata or {}), **text}
+    pq.write_table(table.replace_schema_metadata(merged), sink, compression="zstd")
+    with _os_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, memoryview(sink.getvalue()))
 
 
 def _sync_directory(folder: Path) -> None:
@@ -461,6 +482,3 @@ def _unlock(handle: int | None) -> None:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-__all__ = ["TraceWriter", "table_schema", "write_atomically"]
