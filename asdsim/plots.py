@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -29,6 +30,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
+from . import __version__
 from .errors import AsdsimError, UsageError
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ def select(
 
 
 def pick_settings(frame: pl.DataFrame, limit: int = MAX_SETTINGS) -> pl.DataFrame:
-    """Choose few rows that span a sweep: strict if it is there, the rest evenly by mean acceptance length.
+    """Choose few rows that span a sweep: strict and the paper's setting if they are there, the rest evenly by length.
 
     Rows that rest on no request are left out. Where enough rows are exact, only exact ones are chosen.
     """
@@ -146,12 +148,15 @@ def pick_settings(frame: pl.DataFrame, limit: int = MAX_SETTINGS) -> pl.DataFram
         other = exact
     other.sort(key=lambda row: (row["mean_acceptance_length"], row["B"], row["g"], row["M"]))
     room = min(limit - len(strict), len(other))
-    if room:
-        where = np.linspace(0, len(other) - 1, room + 1)[1:] if strict and room < len(other) else None
-        where = np.linspace(0, len(other) - 1, room) if where is None else where
-        other = [other[round(index)] for index in where]
-    chosen = strict + other[:room]
-    return frame.clear().vstack(type(frame)(chosen, schema=frame.schema)) if chosen else frame.clear()
+    # Next to strict the spread starts above the shortest, which is nearly strict itself.
+    skip = 1 if strict and room < len(other) else 0
+    where = [round(index) for index in np.linspace(0, len(other) - 1, room + skip)[skip:]] if room else []
+    paper = [nth for nth, row in enumerate(other) if (row["B"], row["g"], row["M"]) == PAPER]
+    if paper and paper[0] not in where:
+        nearest = min(range(room), key=lambda nth: abs(where[nth] - paper[0]))
+        where[nearest] = paper[0]
+    chosen = strict + [other[nth] for nth in sorted(where)]
+    return type(frame)(chosen, schema=frame.schema)
 
 
 def focus(frame: pl.DataFrame) -> Policy | None:
@@ -517,12 +522,13 @@ def _legend_below(figure: Figure, axes: Axes, note: str | None, mark: str = "hat
 
 
 def mismatch_groups(
-    graph: Graph, policy: Policy | None = None, off_trace: str = "stop"
+    graph: Graph, policy: Policy | None = None, off_trace: str = "stop", *, exact: bool = False
 ) -> dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """Return regret r and r/q of all mismatches, of the first one in each block, and of those that a setting accepts.
 
     Mismatches behind an EOS or the token limit are not counted. The first two groups cover every captured step; the
-    third follows ``policy`` from each prompt along captured edges, and beyond them only as ``off_trace`` says.
+    third follows ``policy`` from each prompt along captured edges, and beyond them only as ``off_trace`` says; where
+    that matters (``exact`` is false), its name says so.
     """
     has_any = graph.mm_ptr[1:] > graph.mm_ptr[:-1]
     first = graph.mm_ptr[:-1][has_any]
@@ -532,10 +538,8 @@ def mismatch_groups(
     }
     if policy is not None:
         taken = accepted_mismatches(graph, policy, off_trace)
-        groups[f"accepted under {policy}" + (", on captured steps" if off_trace == "stop" else "")] = (
-            graph.mm_regret[taken],
-            graph.mm_score[taken],
-        )
+        caveat = "" if exact else ", captured steps only" if off_trace == "stop" else ", estimated"
+        groups[f"accepted under {policy}{caveat}"] = (graph.mm_regret[taken], graph.mm_score[taken])
     return groups
 
 
@@ -588,12 +592,8 @@ def match_share(
 
 def provenance(command: str, *, source: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what a figure came from: command, software versions, and the caller's words on the source."""
-    versions = {"python": platform.python_version()}
-    for name in ("asdsim", "matplotlib", "numpy", "polars"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # run from a source tree
-            versions[name] = "not installed"
+    versions = {"python": platform.python_version(), "asdsim": __version__}
+    versions.update({name: metadata.version(name) for name in ("matplotlib", "numpy", "polars")})
     return {
         "schema_version": PROVENANCE_VERSION,
         "command": command,
@@ -631,6 +631,9 @@ def save(
     base = Path(stem)
     paths = [base.with_name(base.name + suffix) for suffix in (".svg", ".png", ".json")]
     text = json.dumps(_plain({**record, "figure": base.name, "data": data or {}}), indent=1, ensure_ascii=False) + "\n"
+    text = re.sub(
+        r"\[\n[^\[\]{}]*\]", lambda flat: re.sub(r"\n\s*", " ", flat[0]), text
+    )  # a list of numbers on one line
     with _style():
         content = [_drawn(figure, "svg"), _drawn(figure, "png"), text.encode()]
     try:

@@ -86,6 +86,9 @@ def plot_trace(source: Path, output: Path, grid: dict[str, Any], off_trace: str,
     result = api.replay(trace, **grid, off_trace=off_trace)
     frame = result.frame()
     focus = plots.focus(frame)
+    exact = focus is not None and bool(
+        plots.select(frame, B=[focus.budget], g=[focus.gate], M=[focus.cap])["exact_share"][0] == 1
+    )
     rows = trace.column("positions", "i") < trace.column("steps", "num_draft_tokens")[_step_of_row(trace)]
     matches = plots.match_share(*(trace.column("positions", name)[rows] for name in ("draft_id", "argmax_id", "i")))
     return plots.draw_all(
@@ -93,7 +96,7 @@ def plot_trace(source: Path, output: Path, grid: dict[str, Any], off_trace: str,
         output,
         plots.provenance(command_line, source=result.provenance()),
         matches=matches if len(matches) else None,
-        groups=plots.mismatch_groups(result.graph, focus, off_trace),
+        groups=plots.mismatch_groups(result.graph, focus, off_trace, exact=exact),
         gate=None if focus is None else focus.gate,
         note=note,
     )

@@ -195,7 +195,7 @@ def test_mismatch_groups(graph: Graph) -> None:
     assert numbers == {
         "all mismatches": ([0.3, 0.5, 1.0], [0.1, 0.5, 0.5]),
         "first of each block": ([0.3, 1.0], [0.1, 0.5]),
-        "accepted under B=8 g=0.25 M=2, on captured steps": ([0.3], [0.1]),
+        "accepted under B=8 g=0.25 M=2, captured steps only": ([0.3], [0.1]),
     }
 
 
@@ -209,6 +209,8 @@ def test_pick_spans_the_sweep_and_prefers_exact_rows() -> None:
     picked = plots.pick_settings(pl.DataFrame(rows))
     assert picked["B"].to_list() == [0.0, 3.0, 5.0, 7.0]
     assert plots.pick_settings(pl.DataFrame(rows[:2])).height == 2
+    paper = [*rows, row(8, 0.25, 2, [4, 6])]
+    assert plots.pick_settings(pl.DataFrame(paper))["B"].to_list() == [0.0, 3.0, 8.0, 7.0]
     with pytest.raises(UsageError, match="no setting"):
         plots.pick_settings(pl.DataFrame([row(3, 1, 1, [], exact=0.0)], schema=pl.DataFrame(rows).schema))
 
