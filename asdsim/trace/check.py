@@ -179,7 +179,7 @@ def _check_logits(trace: Trace) -> None:
     ids, logits = trace.column("positions", "top_ids"), trace.column("positions", "top_logits")
     stray: Mask = np.any((ids < 0) | (ids >= vocab), axis=1)
     refuse(trace, "positions", stray, f"a top id is outside the vocabulary of {vocab}: {{}}", "top_ids")
-    refuse(trace, "positions", ~np.isfinite(logits).all(1), "logits that are not finite: {}", "top_logits")
+    refuse(trace, "positions", ~np.all(np.isfinite(logits), axis=1), "logits that are not finite: {}", "top_logits")
     refuse(trace, "positions", logits[:, 0] == FORBIDDEN_LOGIT, "no token of the row has a finite logit")
     fall = (logits[:, :-1] > logits[:, 1:]) | ((logits[:, :-1] == logits[:, 1:]) & (ids[:, :-1] < ids[:, 1:]))
     refuse(trace, "positions", ~fall.all(1), "top logits are not ordered by (-logit, id): {}", "top_logits")

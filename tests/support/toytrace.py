@@ -21,8 +21,8 @@ from asdsim.trace.writer import TraceWriter
 class ToyModel:
     """A target and a drafter over a small vocabulary.
 
-    ``widths`` are the block lengths K that the drafter may choose at a prefix; ``agree`` the chance that a draft token is
-    the target's choice. The ids in ``eos_ids`` end a request that stops naturally.
+    ``widths`` are the block lengths K that the drafter may choose at a prefix; ``agree`` the chance that a draft token
+    is the target's choice. The ids in ``eos_ids`` end a request that stops naturally.
     """
 
     seed: int = 0
@@ -243,3 +243,65 @@ def write_toy_trace(
     else:
         writer.close()
     return content
+
+
+def big_request(
+    index: int,
+    steps: int = 60,
+    width: int = 7,
+    vocab: int = 49152,
+    top_k: int = 8,
+    bfloat16: bool = False,
+    seed: int = 0,
+) -> tuple[RequestRecord, list[StepRecord]]:
+    """Return a request of the size and statistics of a real one, drawn directly: for sizes and timings.
+
+    Token ids follow Zipf's law, logits carry full random mantissas (or those of bfloat16), and the path is strict.
+    """
+    rng = np.random.default_rng([seed, index])
+    rows = steps * (width + 1)
+    weight = 1.0 / np.arange(1, vocab + 1)
+    ids = rng.choice(vocab, (rows, top_k), p=weight / weight.sum())
+    ids = np.stack([np.unique(np.concatenate([row, np.arange(top_k)]))[-top_k:] for row in ids])  # distinct
+    ids = rng.permuted(ids, axis=1).astype(np.int32)
+    falls = np.cumsum(rng.exponential(2.0, (rows, top_k - 1)) / np.arange(1, top_k) + 0.01, axis=1)
+    peak = 18.0 + 3.0 * rng.standard_normal((rows, 1))
+    top = np.concatenate([peak, peak - falls], axis=1).astype(np.float32)
+    rank = np.where(rng.random(rows) < 0.65, 0, rng.geometric(0.3, rows)).astype(np.int32)
+    far = rank >= top_k
+    inside = np.minimum(rank, top_k - 1)
+    at = np.arange(rows)
+    draft = np.where(far, (ids.max(1) + 1 + rng.integers(0, 50, rows)) % vocab, ids[at, inside]).astype(np.int32)
+    clash = far & (draft[:, None] == ids).any(1)
+    draft[clash], rank[clash] = ids[clash, 0], 0
+    logit = np.where(far & ~clash, top[:, -1] - rng.exponential(1.0, rows) - 0.2, top[at, np.minimum(rank, top_k - 1)])
+    logit = logit.astype(np.float32)
+    if bfloat16:
+        top, logit = _bfloat16(top), _bfloat16(logit)
+        order = np.lexsort((ids, -top), axis=1)  # rounding makes ties
+        ids, top = np.take_along_axis(ids, order, 1), np.take_along_axis(top, order, 1)
+        near = rank < top_k
+        rank[near] = (ids == draft[:, None])[near].argmax(1)
+    lse = (top[:, 0] + rng.exponential(0.7, rows)).astype(np.float32)
+    entropy = np.minimum(rng.exponential(1.2, rows), 9.0).astype(np.float32)
+    logprob = -rng.exponential(1.0, rows).astype(np.float32)
+    found: list[StepRecord] = []
+    start, parent = 0, (NO_PARENT, NO_PARENT)
+    for step in range(steps):
+        lo, hi = step * (width + 1), (step + 1) * (width + 1)
+        block = StepRecord(
+            step, *parent, start, draft[lo : hi - 1], ids[lo:hi, 0], logit[lo : hi - 1], rank[lo : hi - 1], ids[lo:hi],
+            top[lo:hi], lse[lo:hi], entropy[lo:hi], logprob[lo : hi - 1], {}, *rng.gamma(9.0, 100.0, 3),
+        )  # fmt: skip
+        found.append(block)
+        wrong = np.flatnonzero(block.draft_ids != block.argmax_ids[:-1])
+        accepted = int(wrong[0]) if wrong.size else width
+        parent, start = (step, accepted), start + accepted + 1
+    prompt = tuple(int(token) for token in rng.integers(0, vocab, 120))
+    return RequestRecord(f"big/{index}", "big", prompt, f"prompt {index} " * 20, None, start, (), "fixed"), found
+
+
+def _bfloat16(values: np.ndarray) -> np.ndarray:
+    """Round float32 to the nearest bfloat16 value."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
