@@ -101,7 +101,7 @@ def bind(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
 
     The same source thus runs in Python around a Python judge and compiles around a compiled one.
     """
-    bound: Callable[..., Any] = type(function)(function.__code__, {**function.__globals__, **names}, function.__name__)
+    bound: Callable[..., Any] = type(function)(function.__code__, {**function.__globals__, **names}, function.__name__)  # type: ignore[misc]
     return bound
 
 

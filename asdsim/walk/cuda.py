@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -44,7 +46,7 @@ def pair_kernel(  # type: ignore[no-untyped-def]
     path_ptr, path_step, align_ptr, align_step, counts, spent, edge, histogram,
 ):  # fmt: skip
     """Walk one (request, setting) pair per thread; outputs are indexed [request, .., setting]."""
-    pair = cuda.grid(1)  # noqa: F821  (bound when compiled)
+    pair = cuda.grid(1)  # type: ignore[name-defined]  # noqa: F821  (bound when compiled)
     settings = budget.shape[0]
     if pair >= settings * root.shape[0]:
         return
@@ -104,3 +106,84 @@ def run(arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, sema
         np.ascontiguousarray(edge.T),
         np.ascontiguousarray(histogram),
     )
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """What the assembler says of a kernel, per thread.
+
+    Attributes
+    ----------
+    registers : int
+        Registers of 32 bits.
+    spill_stores, spill_loads, stack : int
+        Bytes of local memory: registers that did not fit, and frames.
+    ptx : str
+        The code before assembly.
+    cubin : bytes
+        Machine code.
+    """
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+    ptx: str
+    cubin: bytes
+
+
+def machine_code(semantics: str, capability: tuple[int, int]) -> MachineCode:
+    """Compile the kernel for a GPU that need not be present: NVVM to PTX, nvJitLink to machine code.
+
+    Needs the packages of the extras ``cuda12`` or ``cuda13``, no driver and no toolkit of the system.
+
+    Parameters
+    ----------
+    semantics : str
+        A key of :data:`asdsim.rule.JUDGES`.
+    capability : (int, int)
+        Compute capability, for example (9, 0).
+
+    Raises
+    ------
+    RuntimeError
+        Where the simulator is on: it compiles nothing.
+    """
+    if simulating():
+        raise RuntimeError("NUMBA_ENABLE_CUDASIM=1 runs kernels as Python; unset it to compile them")
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+    from numba import cuda
+
+    ptx, _ = cuda.compile_ptx(device_source(semantics), _signature(), cc=capability)
+    linker = Linker(
+        ObjectCode.from_ptx(ptx.encode()), options=LinkerOptions(arch="sm_{}{}".format(*capability), verbose=True)
+    )
+    cubin = linker.link("cubin").code
+    log = linker.get_info_log()
+
+    def number(pattern: str) -> int:
+        found = re.findall(pattern, log)
+        if not found:
+            raise RuntimeError(f"the assembler's report lacks {pattern!r}: {log[-400:]}")
+        return max(map(int, found))
+
+    return MachineCode(
+        registers=number(r"Used (\d+) registers"),
+        spill_stores=number(r"(\d+) bytes spill stores"),
+        spill_loads=number(r"(\d+) bytes spill loads"),
+        stack=number(r"(\d+) bytes stack frame"),
+        ptx=ptx,
+        cubin=bytes(cubin),
+    )
+
+
+def _signature() -> tuple[Any, ...]:
+    from numba import types
+
+    def array(dtype: Any, dims: int = 1) -> Any:
+        return types.Array(dtype, dims, "C")
+
+    i32, i64, f64 = array(types.int32), array(types.int64), array(types.float64)
+    graph = (i32, i32, i32, i64, i32, f64, f64, i32, i32, i32, i64, i32, i64, i32)
+    outputs = (array(types.int32, 3), array(types.float64, 2), array(types.int64, 2), array(types.int32, 3))
+    return (f64, f64, f64, types.int64, *graph, *outputs)

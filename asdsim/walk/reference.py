@@ -6,11 +6,13 @@ next step up by the very tokens generated so far.
 
 Tie-breaking: the target's choice is the *lowest* id among equal logits. A draft token of the same logit but another
 id is a mismatch of regret 0: refused when B = 0, otherwise free of charge but counted against M.
+A token that the target rules out (logit -inf, infinite regret) is refused by every gate, an infinite one too.
 Sums run from left to right from 0.0; the budget test adds the block's charge to what was spent before.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -53,7 +55,7 @@ def broken_condition(block: Block, length: int, spent: float, B: float, g: float
     relaxed = [i for i in range(length) if block.draft[i] != block.choice[i]]
     if not relaxed:
         return ""
-    if any(block.regret[i] / (len(block.draft) - i) > g for i in relaxed):
+    if any(block.regret[i] == math.inf or block.regret[i] / (len(block.draft) - i) > g for i in relaxed):
         return "gate"
     if B == 0 or spent + charge_of(block, length) > B:
         return "budget"

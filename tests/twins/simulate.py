@@ -1,0 +1,36 @@
+"""Walk the cases with the CUDA kernel in numba's simulator, and write the results; run as a process of its own.
+
+Usage: ``NUMBA_ENABLE_CUDASIM=1 python -m tests.twins.simulate OUT.npz``
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from asdsim.trace.graph import build_graph
+from asdsim.walk import cuda
+from asdsim.walk.sweep import walk_grid
+from tests.twins.cases import MODES, cases, small_grid
+
+FIELDS = ("counts", "spent", "edge", "histogram")
+
+
+def main(path: str) -> None:
+    """Walk every case in every mode."""
+    if not cuda.simulating():
+        raise SystemExit("NUMBA_ENABLE_CUDASIM=1 is not set")
+    cuda.THREADS = 8  # a block ends inside even a tiny grid
+    results = {}
+    for name, trace in cases().items():
+        graph = build_graph(trace)
+        for mode in MODES:
+            walks = walk_grid(graph, small_grid(), off_trace=mode, device="cuda")
+            for field in FIELDS:
+                results[f"{name}|{mode}|{field}"] = getattr(walks, field)
+    np.savez(path, **results)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
