@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,9 +11,10 @@ from hypothesis import strategies as st
 from asdsim import rule
 from asdsim.policy import STRICT, Grid, Policy
 from asdsim.trace.graph import Graph, build_graph, edge_tokens_of
+from asdsim.trace.memory import MemoryTrace
+from asdsim.trace.records import RequestRecord, StepRecord
 from asdsim.walk import request as columns
 from asdsim.walk.sweep import Walks, walk_grid
-from tests.support.ducktrace import DuckTrace
 from tests.support.toygraph import toy_requests
 
 INF = float("inf")
@@ -24,7 +27,7 @@ policies = st.builds(Policy, limits, limits, caps)
 grids = st.lists(policies, min_size=1, max_size=6).map(Grid.of)
 modes = st.sampled_from(["stop", "aligned", "recorded"])
 traces = st.builds(
-    lambda seed, ks, agree, grain, extra, limit, stop: DuckTrace(
+    lambda seed, ks, agree, grain, extra, limit, stop: MemoryTrace(
         toy_requests(seed, requests=3, ks=ks, agree=agree, grain=grain, extra=extra, limit=limit, stop=stop)
     ),
     st.integers(0, 30),
@@ -36,6 +39,14 @@ traces = st.builds(
     st.sampled_from(["natural", "fixed"]),
 )
 blocks = st.lists(st.tuples(st.booleans(), logits), min_size=1, max_size=16)
+
+
+def made(trace: MemoryTrace, prefix: str = "") -> list[tuple[RequestRecord, list[StepRecord]]]:
+    """Return the requests with their steps, under other names where asked."""
+    return [
+        (replace(record, request_id=prefix + record.request_id), trace.steps_of(record.request_id))
+        for record in trace.request_records()
+    ]
 
 
 def walk(graph: Graph, grid: Grid, mode: str = "stop", **options: int) -> Walks:
@@ -87,12 +98,12 @@ def test_budget_zero_accepts_the_leading_matches(block: list[tuple[bool, float]]
 
 @given(traces, limits, caps, modes)
 @FEW
-def test_budget_zero_walks_the_captured_path(trace: DuckTrace, gate: float, cap: float, mode: str) -> None:
+def test_budget_zero_walks_the_captured_path(trace: MemoryTrace, gate: float, cap: float, mode: str) -> None:
     graph = build_graph(trace)
     walks = walk(graph, Grid.of([Policy(0.0, gate, cap)]), mode)
     assert walks.exact.all() and not walks.spent.any()
     assert not walks.counts[0, :, columns.RELAXED].any()
-    for one, (record, steps) in enumerate(trace.made):
+    for one, (record, steps) in enumerate(made(trace)):
         path = [step for step in steps if step.wave == 0]
         assert walks.counts[0, one, columns.STEPS] == len(path)
         tokens = edge_tokens_of(trace, graph, int(walks.edge[0, one]))
@@ -110,7 +121,7 @@ def test_budget_zero_walks_the_captured_path(trace: DuckTrace, gate: float, cap:
 
 @given(traces, grids, modes)
 @FEW
-def test_every_walk_keeps_its_bounds(trace: DuckTrace, grid: Grid, mode: str) -> None:
+def test_every_walk_keeps_its_bounds(trace: MemoryTrace, grid: Grid, mode: str) -> None:
     graph = build_graph(trace)
     walks = walk(graph, grid, mode)
     count = {name: walks.counts[:, :, getattr(columns, name)].astype(np.int64) for name in (
@@ -131,7 +142,7 @@ def test_every_walk_keeps_its_bounds(trace: DuckTrace, grid: Grid, mode: str) ->
 
 @given(traces, grids, modes, st.randoms(use_true_random=False))
 @FEW
-def test_order_chunks_and_threads_change_nothing(trace: DuckTrace, grid: Grid, mode: str, random) -> None:  # type: ignore[no-untyped-def]
+def test_order_chunks_and_threads_change_nothing(trace: MemoryTrace, grid: Grid, mode: str, random) -> None:  # type: ignore[no-untyped-def]
     graph = build_graph(trace)
     whole = walk(graph, grid, mode, threads=1)
     assert same(whole, walk(graph, grid, mode, threads=2))
@@ -142,17 +153,18 @@ def test_order_chunks_and_threads_change_nothing(trace: DuckTrace, grid: Grid, m
     for name in ("counts", "spent", "edge", "histogram"):
         assert np.array_equal(getattr(mixed, name), getattr(whole, name)[order])
         assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
-    requests = list(range(len(trace.made)))
+    originals = made(trace)
+    requests = list(range(len(originals)))
     random.shuffle(requests)
-    moved = walk(build_graph(DuckTrace([trace.made[index] for index in requests])), grid, mode)
+    moved = walk(build_graph(MemoryTrace([originals[index] for index in requests])), grid, mode)
     assert np.array_equal(moved.counts, whole.counts[:, requests])
     assert np.array_equal(moved.spent, whole.spent[:, requests])
 
 
 @given(traces, traces, grids, modes)
 @FEW
-def test_replay_of_a_concatenation(one: DuckTrace, other: DuckTrace, grid: Grid, mode: str) -> None:
-    both = walk(build_graph(DuckTrace([*one.made, *other.made])), grid, mode)
+def test_replay_of_a_concatenation(one: MemoryTrace, other: MemoryTrace, grid: Grid, mode: str) -> None:
+    both = walk(build_graph(MemoryTrace([*made(one), *made(other, "other ")])), grid, mode)
     left, right = walk(build_graph(one), grid, mode), walk(build_graph(other), grid, mode)
     assert np.array_equal(both.counts, np.concatenate([left.counts, right.counts], axis=1))
     assert np.array_equal(both.spent, np.concatenate([left.spent, right.spent], axis=1))
@@ -163,7 +175,7 @@ def test_replay_of_a_concatenation(one: DuckTrace, other: DuckTrace, grid: Grid,
 
 @given(traces, policies)
 @FEW
-def test_off_trace_modes_agree_where_nothing_is_missing(trace: DuckTrace, policy: Policy) -> None:
+def test_off_trace_modes_agree_where_nothing_is_missing(trace: MemoryTrace, policy: Policy) -> None:
     graph = build_graph(trace)
     grid = Grid.of([STRICT, policy])
     stop, aligned, recorded = (walk(graph, grid, mode) for mode in ("stop", "aligned", "recorded"))

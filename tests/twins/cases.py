@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from asdsim.policy import Grid
+from asdsim.trace.memory import MemoryTrace
 from asdsim.trace.records import NO_PARENT, RequestRecord
-from tests.support.ducktrace import DuckTrace
 from tests.support.toygraph import record_step, toy_requests
 
 MODES = ("stop", "aligned", "recorded")
@@ -55,7 +55,7 @@ def one_path(
     return record, steps
 
 
-def adversarial() -> dict[str, DuckTrace]:
+def adversarial() -> dict[str, MemoryTrace]:
     """Return hand-made traces, each with one difficulty."""
     tie = logits_for([3, 4, 5, 6], [3, 4, 5], [])
     tie[1, 9] = tie[1, 4]  # equal maxima at ids 4 and 9: the draft takes 9, the target 4
@@ -66,19 +66,19 @@ def adversarial() -> dict[str, DuckTrace]:
     forbidden = [([1, 2, 3], [1, 4, 3, 5], [0, 3.4028234663852886e38, 0]), ([1], [1, 2], [])]
     sums = [([1] * 8, [2] * 8 + [3], [0.1] * 8)] * 3  # 0.1 * 3 != 0.1 + 0.1 + 0.1
     return {
-        "tie": DuckTrace([(record, [tied])]),
-        "eos inside a block": DuckTrace([one_path(eos_inside, limit=30)]),
-        "eos that is a mismatch": DuckTrace([one_path(eos_refused, limit=30)]),
-        "eos ignored": DuckTrace([one_path(eos_inside, limit=30, stop="fixed")]),
-        "limit inside a block": DuckTrace(
+        "tie": MemoryTrace([(record, [tied])]),
+        "eos inside a block": MemoryTrace([one_path(eos_inside, limit=30)]),
+        "eos that is a mismatch": MemoryTrace([one_path(eos_refused, limit=30)]),
+        "eos ignored": MemoryTrace([one_path(eos_inside, limit=30, stop="fixed")]),
+        "limit inside a block": MemoryTrace(
             [one_path([([1, 2, 3], [1, 2, 3, 4], []), ([1, 5, 3], [1, 2, 3, 4], [0, 0.25, 0])], limit=6)]
         ),
-        "limit of one": DuckTrace([one_path([([1, 2, 3], [4, 2, 3, 4], [0.1, 0, 0])], limit=1)]),
-        "regret of a forbidden token": DuckTrace([one_path(forbidden, limit=9)]),
-        "sums that round": DuckTrace([one_path(sums, limit=20)]),
-        "K of 0": DuckTrace([one_path([([], [4], []), ([1, 2], [1, 3, 4], [0, 0.5]), ([], [5], [])], limit=9)]),
-        "one empty request": DuckTrace([(replace(record, request_id="empty/0"), [])]),
-        "no request": DuckTrace([]),
+        "limit of one": MemoryTrace([one_path([([1, 2, 3], [4, 2, 3, 4], [0.1, 0, 0])], limit=1)]),
+        "regret of a forbidden token": MemoryTrace([one_path(forbidden, limit=9)]),
+        "sums that round": MemoryTrace([one_path(sums, limit=20)]),
+        "K of 0": MemoryTrace([one_path([([], [4], []), ([1, 2], [1, 3, 4], [0, 0.5]), ([], [5], [])], limit=9)]),
+        "one empty request": MemoryTrace([(replace(record, request_id="empty/0"), [])]),
+        "no request": MemoryTrace([]),
     }
 
 
@@ -100,19 +100,19 @@ RANDOM: dict[str, dict[str, Any]] = {
 
 
 @cache
-def cases() -> dict[str, DuckTrace]:
+def cases() -> dict[str, MemoryTrace]:
     """Return every trace by name."""
     made = {
-        name: DuckTrace(toy_requests(100 + number, **arguments))
+        name: MemoryTrace(toy_requests(100 + number, **arguments))
         for number, (name, arguments) in enumerate(RANDOM.items())
     }
     return {**made, **adversarial()}
 
 
-def random_trace(seed: int) -> DuckTrace:
+def random_trace(seed: int) -> MemoryTrace:
     """Return a trace of random shape."""
     rng = np.random.default_rng(seed)
-    return DuckTrace(
+    return MemoryTrace(
         toy_requests(
             seed,
             requests=int(rng.integers(1, 4)),

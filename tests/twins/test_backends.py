@@ -12,9 +12,9 @@ import pytest
 
 from asdsim.api import reference_blocks, reference_walks
 from asdsim.trace.graph import build_graph, edge_tokens_of
+from asdsim.trace.memory import MemoryTrace
 from asdsim.walk import reference
 from asdsim.walk.sweep import Walks, walk_grid
-from tests.support.ducktrace import DuckTrace
 from tests.twins.cases import MODES, cases, grid, random_trace, small_grid
 from tests.twins.simulate import FIELDS
 
@@ -92,7 +92,7 @@ def test_cuda_simulator_agrees(simulated: dict[str, np.ndarray], name: str) -> N
 def test_the_cases_reach_every_column() -> None:
     """A twin test proves nothing about a column that no case ever moves."""
     moved: np.ndarray = np.zeros(9, bool)
-    traces: list[DuckTrace] = list(cases().values())
+    traces: list[MemoryTrace] = list(cases().values())
     for trace in traces:
         moved |= walk_grid(build_graph(trace), grid(), device="cpu").counts.any(axis=(0, 1))
     assert moved.all()
