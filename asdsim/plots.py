@@ -76,7 +76,7 @@ STYLE: dict[str, Any] = {
 }
 
 OFF_TRACE_NOTE = {
-    "stop": "not exact; requests that left the captured steps are left out",
+    "stop": "not exact; only the requests that stayed on captured steps",
     "aligned": "estimate; requests that left the captured steps go on at the nearest one",
     "recorded": "estimate; requests that left the captured steps go on with the next one",
 }
@@ -147,6 +147,11 @@ def pick_settings(frame: pl.DataFrame, limit: int = MAX_SETTINGS) -> pl.DataFram
     if len(exact) >= limit - len(strict):
         other = exact
     other.sort(key=lambda row: (row["mean_acceptance_length"], row["B"], row["g"], row["M"]))
+    # Of settings that act alike one is enough: the paper's, else the smallest.
+    alike: dict[tuple[int, ...], dict[str, Any]] = {}
+    for row in sorted(other, key=lambda row: (row["B"], row["g"], row["M"]) != PAPER):
+        alike.setdefault(tuple(row["acceptance_histogram"]), row)
+    other = [row for row in other if alike[tuple(row["acceptance_histogram"])] is row]
     room = min(limit - len(strict), len(other))
     # Next to strict the spread starts above the shortest, which is nearly strict itself.
     skip = 1 if strict and room < len(other) else 0
@@ -346,10 +351,10 @@ def regret_distribution(
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.grid(axis="x")
             axes.set_ylim(0, 103)
-            unit = "regret r (logits" if which == 0 else "regret per token of suffix value, r/q (logits per token"
-            axes.set_xlabel(unit + (f"; left edge: {low:g} and less)" if zeros else ")"))
+            unit = "regret r (logits)" if which == 0 else "regret per token of suffix value, r/q (logits per token)"
+            axes.set_xlabel(unit + (f"\nleft edge: {low:g} and less" if zeros else ""))
         left, right = panels
-        left.set_ylabel("share of mismatches with at most this regret (%)")
+        left.set_ylabel("share with at most this regret (%)")
         left.set_title("Regret: what the budget pays", loc="left")
         right.set_title("Regret over suffix value: what the gate compares", loc="left")
         if gate is not None and 0 < gate < math.inf:
@@ -429,6 +434,7 @@ def acceptance_heatmap(frame: pl.DataFrame) -> Figure:
         handles: list[Patch] = []
         meaning = _note([row for row in rows if _finite(row["mean_acceptance_length"])])
         if meaning:
+            meaning += " (per cent of all)" if readable and "stop" in frame["off_trace"].to_list() else ""
             handles.append(Patch(facecolor="#CCCCCC", edgecolor="black", hatch="////", label=meaning))
         if any(not _finite(row["mean_acceptance_length"]) for row in rows):
             handles.append(
@@ -454,9 +460,11 @@ def _panel(
 ) -> Any:
     values = np.full((len(gates), len(budgets)), np.nan)
     shares = np.ones_like(values)
+    at_stop = np.zeros(values.shape, bool)  # where the mean is one over the requests that stayed
     for row in rows:
         at = gates.index(row["g"]), budgets.index(row["B"])
         shares[at] = row["exact_share"]
+        at_stop[at] = row["off_trace"] == "stop" and row["exact_share"] < 1
         if _finite(row["mean_acceptance_length"]):
             values[at] = row["mean_acceptance_length"]
     asked = {(gates.index(row["g"]), budgets.index(row["B"])) for row in rows}
@@ -483,10 +491,11 @@ def _panel(
             axes.text(
                 col,
                 line,
-                f"{values[line, col]:.2f}",
+                f"{values[line, col]:.2f}" + (f"\n{100 * shares[line, col]:.0f} %" if at_stop[line, col] else ""),
                 ha="center",
                 va="center",
-                fontsize=8,
+                fontsize=7 if at_stop[line, col] else 8,
+                linespacing=1.0,
                 color="white" if _is_dark(norm(values[line, col])) else "black",
                 bbox=box,
             )
@@ -511,7 +520,8 @@ def _number(value: float) -> str:
 def _legend_below(figure: Figure, axes: Axes, note: str | None, mark: str = "hatched") -> None:
     """Put the legend under the axes, where it can hide no data, and a note on rows that are not exact beneath it."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = 1 if max(map(len, labels)) > 48 else 2
+    room = (figure.get_figwidth() / 2 - 0.75) / 0.066  # characters of half the width, less the handle
+    columns = 1 if max(map(len, labels)) > room else 2
     figure.legend(
         handles, labels, loc="outside lower left", ncols=columns, handlelength=3.2, title=note and f"{mark} = {note}",
         title_fontproperties={"size": 8, "style": "italic"}, alignment="left",

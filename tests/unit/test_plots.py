@@ -88,7 +88,7 @@ def test_bars_are_shares_of_steps(frame: pl.DataFrame) -> None:
     words = legend(figure)
     assert words[0] == "strict: 2.00 tokens per step, 1.00 without the bonus"
     assert "exact for 75 % of requests" in words[2]
-    assert "left out" in words[-1]
+    assert "stayed on captured steps" in words[-1]
 
 
 def test_positions_count_every_step_and_those_that_got_there(frame: pl.DataFrame) -> None:
@@ -117,8 +117,8 @@ def test_heatmap_places_settings_and_hatches_what_is_not_exact(frame: pl.DataFra
     (hatched,) = [item for item in axes.collections if isinstance(item, PatchCollection)]
     (box,) = [path.get_extents().extents.tolist() for path in hatched.get_paths()]
     assert box == [0.5, 0.5, 1.5, 1.5]
-    assert legend(figure)[0] == plots.OFF_TRACE_NOTE["stop"]
-    assert sorted(text.get_text() for text in axes.texts) == ["2.00", "2.00", "2.50", "3.12"]
+    assert legend(figure)[0] == plots.OFF_TRACE_NOTE["stop"] + " (per cent of all)"
+    assert sorted(text.get_text() for text in axes.texts) == ["2.00", "2.00", "2.50", "3.12\n75 %"]
 
 
 def test_heatmap_has_a_panel_per_cap_and_says_what_an_estimate_is() -> None:
@@ -209,6 +209,8 @@ def test_pick_spans_the_sweep_and_prefers_exact_rows() -> None:
     picked = plots.pick_settings(pl.DataFrame(rows))
     assert picked["B"].to_list() == [0.0, 3.0, 5.0, 7.0]
     assert plots.pick_settings(pl.DataFrame(rows[:2])).height == 2
+    alike = [*rows[:3], row(20, 1, 1, [9, 1]), row(21, 1, 1, [8, 2])]
+    assert plots.pick_settings(pl.DataFrame(alike))["B"].to_list() == [0.0, 1.0, 2.0]
     paper = [*rows, row(8, 0.25, 2, [4, 6])]
     assert plots.pick_settings(pl.DataFrame(paper))["B"].to_list() == [0.0, 3.0, 8.0, 7.0]
     with pytest.raises(UsageError, match="no setting"):
