@@ -1,7 +1,7 @@
 # Everything runs in .venv, which is made on first use. All that is needed is make and Python 3.11 or newer.
 #   make demo      capture three prompts of a real model, replay a grid, draw
 #   make test      linters, types, import rules, tests
-#   make figures   redraw figures/ from the committed traces
+#   make figures   redraw figures/ from the committed traces (analysis/figures_*.py)
 #   make gpu       the checks that need a CUDA device
 #   make bench     timings
 SHELL := /bin/bash
@@ -47,7 +47,7 @@ lint: $(DEV_READY)
 	$(BIN)/lint-imports --cache-dir .cache/import-linter
 
 figures: $(RUN_READY)
-	for script in analysis/*.py; do echo "$$script"; $(BIN)/python "$$script"; done
+	for script in analysis/figures_*.py; do echo "$$script"; $(BIN)/python "$$script"; done
 
 gpu: $(DEV_READY)
 	$(BIN)/python -m tests.gpu

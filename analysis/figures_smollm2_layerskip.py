@@ -1,6 +1,6 @@
 """Figures and table of the committed trace: SmolLM2-135M-Instruct, drafted for by itself without layer 12.
 
-    python analysis/smollm2_layerskip.py
+    python analysis/figures_smollm2_layerskip.py
 
 The trace holds one path per prompt, the strict one. What is drawn for strict matching, and the regret of all and of
 first mismatches, is exact; other settings are estimates (``--off-trace aligned``) and drawn as such.
@@ -18,7 +18,7 @@ from asdsim.cli.plot import DEFAULT_GRID, plot_trace
 ROOT = Path(__file__).resolve().parents[1]
 TRACE = Path("traces/smollm2-layerskip")
 FOLDER = Path("figures/smollm2-layerskip")
-COMMAND = "python analysis/smollm2_layerskip.py"
+COMMAND = "python analysis/figures_smollm2_layerskip.py"
 TABLE = {"B": [0.0, 2.0, 8.0], "g": [0.25, 0.5], "M": [1.0, 2.0]}
 
 
