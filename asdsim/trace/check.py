@@ -65,7 +65,7 @@ def refuse(trace: Trace, table: str, bad: Mask, what: str, *values: str) -> None
     row = int(np.argmax(bad))
     found = [trace.column(table, name)[row] for name in values]
     raise TraceError(
-        what.format(*(value.item() if hasattr(value, "item") else value for value in found)),
+        what.format(*(value.tolist() if hasattr(value, "tolist") else value for value in found)),
         where=f"{trace.path}: {trace.where(table, row)}",
         fix=RECAPTURE,
     )

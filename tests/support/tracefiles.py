@@ -63,8 +63,8 @@ def sign_shard(folder: Path, name: str, rows: int | None = None) -> None:
 
 
 def edit_shard(folder: Path, table: str, edit: Callable[[pa.Table], pa.Table], number: int = 0) -> None:
-    """Change the rows of a shard, keep its schema where it still fits, and sign everything again."""
-    name = f"{table}-{number:05d}.parquet"
+    """Change the rows of the n-th shard of a table, keep its schema where it still fits, and sign everything again."""
+    name = sorted(file.name for file in folder.glob(f"{table}-*"))[number]
     rows = edit(pq.read_table(folder / name))
     options = parquet_options(table)
     if set(options["column_encoding"]) - set(rows.column_names):  # type: ignore[call-overload]
