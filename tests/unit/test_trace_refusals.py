@@ -1,4 +1,4 @@
-"""Everything that a trace may not hold is refused: by the writer before it is stored, by the reader where it is found."""
+"""Everything that a trace may not hold is refused: by the writer before it stores it, by the reader where it is."""
 
 from __future__ import annotations
 
@@ -52,7 +52,12 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("padding id", "positions", set_cell("top2_id", 3, -1), "outside the vocabulary of 40"),
     ("draft id beyond the vocabulary", "positions", set_cell("draft_id", 1, 151936), "draft_id 151936 is outside"),
     ("order of logits", "positions", set_cell("top1_logit", 3, -50.0), "not ordered"),
-    ("an id twice", "positions", lambda t: t.set_column(t.column_names.index("top2_id"), t.field("top2_id"), t["top1_id"]), "twice|not ordered"),
+    (
+        "an id twice",
+        "positions",
+        lambda t: t.set_column(t.column_names.index("top2_id"), t.field("top2_id"), t["top1_id"]),
+        "twice|not ordered",
+    ),
     ("rank", "positions", set_cell("rank", 0, 12), "rank 12 does not fit|draft_id is missing"),
     ("negative rank", "positions", set_cell("rank", 0, -3), "rank -3|draft_id is missing"),
     ("no rank", "positions", set_cell("rank", 0, None), "missing"),
@@ -81,11 +86,31 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("negative K", "steps", set_cell("num_draft_tokens", 2, -2), "not in 0 .. 4"),
     ("time", "steps", set_cell("verify_us", 2, NAN), "verify_us nan is not a time"),
     ("negative time", "steps", set_cell("draft_us", 2, -1.0), "draft_us -1.0"),
-    ("no parent", "steps", lambda t: set_cell("parent_step_id", 2, None)(set_cell("parent_accepted", 2, None)(t)), "no parent: an edge leads nowhere"),
+    (
+        "no parent",
+        "steps",
+        lambda t: set_cell("parent_step_id", 2, None)(set_cell("parent_accepted", 2, None)(t)),
+        "no parent: an edge leads nowhere",
+    ),
     ("half a parent", "steps", set_cell("parent_accepted", 2, None), "given together"),
-    ("parent of a root", "steps", lambda t: set_cell("parent_step_id", 0, 1)(set_cell("parent_accepted", 0, 0)(t)), "step 0 has the parent 1"),
-    ("parent that is not there", "steps", set_cell("parent_step_id", 2, 900), "step 900, is not in the trace: an edge leads nowhere"),
-    ("accepted count that no rule gives", "steps", set_cell("parent_accepted", 2, 9), "no rule can go on from step 1 with 9"),
+    (
+        "parent of a root",
+        "steps",
+        lambda t: set_cell("parent_step_id", 0, 1)(set_cell("parent_accepted", 0, 0)(t)),
+        "step 0 has the parent 1",
+    ),
+    (
+        "parent that is not there",
+        "steps",
+        set_cell("parent_step_id", 2, 900),
+        "step 900, is not in the trace: an edge leads nowhere",
+    ),
+    (
+        "accepted count that no rule gives",
+        "steps",
+        set_cell("parent_accepted", 2, 9),
+        "no rule can go on from step 1 with 9",
+    ),
     ("start", "steps", set_cell("start_pos", 2, 1), "start_pos 1 is not where step 1 leads"),
     ("start of the root", "steps", set_cell("start_pos", 0, 1), "not at the prompt"),
     ("start beyond the limit", "steps", set_cell("start_pos", 2, 500), "not below the token limit"),
@@ -100,10 +125,25 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("limit below what was decoded", "requests", set_cell("max_new_tokens", 1, 2), "token limit|no rule can go on"),
     ("limit above what was decoded", "requests", set_cell("max_new_tokens", 3, 400), "breaks off"),
     ("column missing", "steps", lambda t: t.drop_columns(["wave"]), "column 'wave' is missing"),
-    ("column of another type", "steps", lambda t: t.set_column(1, "step_id", t["step_id"].cast(pa.int64())), "column 'step_id' is int64"),
-    ("unknown column", "steps", lambda t: t.append_column("extra", pa.array([0] * t.num_rows)), "unknown column 'extra'"),
-    ("nullable column", "steps", lambda t: t.cast(pa.schema([field.with_nullable(True) for field in t.schema])), "expected"),
-]  # fmt: skip
+    (
+        "column of another type",
+        "steps",
+        lambda t: t.set_column(1, "step_id", t["step_id"].cast(pa.int64())),
+        "column 'step_id' is int64",
+    ),
+    (
+        "unknown column",
+        "steps",
+        lambda t: t.append_column("extra", pa.array([0] * t.num_rows)),
+        "unknown column 'extra'",
+    ),
+    (
+        "nullable column",
+        "steps",
+        lambda t: t.cast(pa.schema([field.with_nullable(True) for field in t.schema])),
+        "expected",
+    ),
+]
 
 
 @pytest.mark.parametrize(("table", "edit", "message"), [case[1:] for case in EDITS], ids=[case[0] for case in EDITS])
@@ -131,7 +171,11 @@ def test_a_message_says_where(folder: Path) -> None:
 
 
 MANIFEST_EDITS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
-    ("version to come", lambda m: m.update(schema_version=2), "schema version 2 is not known; this release reads version 1"),
+    (
+        "version to come",
+        lambda m: m.update(schema_version=2),
+        "schema version 2 is not known; this release reads version 1",
+    ),
     ("version as text", lambda m: m.update(schema_version="1"), "schema version '1'"),
     ("version as truth", lambda m: m.update(schema_version=True), "schema version True"),
     ("no version", lambda m: m.pop("schema_version"), "no schema_version"),
@@ -157,7 +201,7 @@ MANIFEST_EDITS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("shard dropped", lambda m: m["shards"].pop(), "position 0 of the step is missing"),
     ("steps dropped", lambda m: m["shards"].pop(1), "no step, though"),
     ("requests dropped", lambda m: m["shards"].pop(0), "which the trace does not hold"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("edit", "message"), [case[1:] for case in MANIFEST_EDITS], ids=[c[0] for c in MANIFEST_EDITS])
@@ -256,10 +300,22 @@ def put(array: np.ndarray, at: Any, value: Any) -> np.ndarray:
 
 BAD_STEPS: list[tuple[str, Callable[[StepRecord], StepRecord], str]] = [
     ("logit row of NaN", lambda s: wrong(s, top_logits=put(s.top_logits, 1, NAN)), "step 0, position 1: .*not finite"),
-    ("logit row of -inf", lambda s: wrong(s, top_logits=put(s.top_logits, 1, -INF)), "step 0, position 1: .*not finite"),
+    (
+        "logit row of -inf",
+        lambda s: wrong(s, top_logits=put(s.top_logits, 1, -INF)),
+        "step 0, position 1: .*not finite",
+    ),
     ("+inf", lambda s: wrong(s, top_logits=put(s.top_logits, (1, 0), INF)), "step 0, position 1: .*not finite"),
-    ("draft id 151936", lambda s: wrong(s, draft_ids=put(s.draft_ids, 1, 151936)), "step 0, position 1: .*draft_id 151936"),
-    ("padding id", lambda s: wrong(s, draft_ids=put(s.draft_ids, 1, -1)), "step 0, position 1: .*draft_id -1 is outside"),
+    (
+        "draft id 151936",
+        lambda s: wrong(s, draft_ids=put(s.draft_ids, 1, 151936)),
+        "step 0, position 1: .*draft_id 151936",
+    ),
+    (
+        "padding id",
+        lambda s: wrong(s, draft_ids=put(s.draft_ids, 1, -1)),
+        "step 0, position 1: .*draft_id -1 is outside",
+    ),
     ("argmax", lambda s: wrong(s, argmax_ids=put(s.argmax_ids, 2, s.top_ids[2, 1])), "argmax_id .* is not the first"),
     ("rank", lambda s: wrong(s, ranks=put(s.ranks, 0, s.ranks[0] + 1)), "rank .* does not fit"),
     ("draft logit", lambda s: wrong(s, draft_logits=s.draft_logits + np.float32(0.5)), "does not fit draft token"),
@@ -270,7 +326,7 @@ BAD_STEPS: list[tuple[str, Callable[[StepRecord], StepRecord], str]] = [
     ("divergence", lambda s: wrong(s, divergences={"jsd": s.draft_logits}), "unknown divergence 'jsd'"),
     ("time", lambda s: wrong(s, verify_us=NAN), "verify_us nan"),
     ("time as text", lambda s: wrong(s, verify_us="soon"), "cannot be stored"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("change", "message"), [case[1:] for case in BAD_STEPS], ids=[case[0] for case in BAD_STEPS])

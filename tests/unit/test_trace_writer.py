@@ -94,7 +94,10 @@ def test_create_makes_parents_and_takes_an_empty_directory(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"target": {"name": "toy-target", "revision": "r2", "sha256": "00" * 32}}, "target.revision is 'r1' there and 'r2' now"),
+        (
+            {"target": {"name": "toy-target", "revision": "r2", "sha256": "00" * 32}},
+            "target.revision is 'r1' there and 'r2' now",
+        ),
         ({"target": {"name": "toy-target", "sha256": "00" * 32}}, "target.revision is 'r1' there and None now"),
         ({"drafter": {"name": "toy-drafter", "agree": 0.5}}, "drafter.agree is 0.6 there and 0.5 now"),
         ({"num_draft_tokens": 17}, "num_draft_tokens is 16 there and 17 now"),
@@ -107,7 +110,7 @@ def test_create_makes_parents_and_takes_an_empty_directory(tmp_path: Path) -> No
         ({"tasks": ["toy-a"]}, "tasks is"),
         ({"settings": {"temperature": 0}}, "settings.temperature is None there and 0 now"),
     ],
-)  # fmt: skip
+)
 def test_resume_refuses_another_run_and_names_the_field(tmp_path: Path, fields: dict[str, Any], named: str) -> None:
     write_toy_trace(tmp_path / "t")
     before = files(tmp_path)
@@ -197,9 +200,14 @@ def test_manifest_fields_of_the_run_cannot_change(tmp_path: Path, content: Conte
     with TraceWriter.create(tmp_path / "t", toy_manifest()) as writer:
         writer.update_manifest(seed=3)
         writer.add_request(*content[0][:2])
-        for fields, message in (({"seed": 4}, "seed cannot change"), ({"who": 1}, "unknown field 'who'"),
-                                ({"shards": []}, "shards cannot change"), ({"notes": {"x": float("nan")}}, "NaN cannot"),
-                                ({"notes": {"x": object()}}, "object cannot be stored"), ({"grids": 3}, "grids is int")):  # fmt: skip
+        for fields, message in (
+            ({"seed": 4}, "seed cannot change"),
+            ({"who": 1}, "unknown field 'who'"),
+            ({"shards": []}, "shards cannot change"),
+            ({"notes": {"x": float("nan")}}, "NaN cannot"),
+            ({"notes": {"x": object()}}, "object cannot be stored"),
+            ({"grids": 3}, "grids is int"),
+        ):
             with pytest.raises(TraceError, match=message):
                 writer.update_manifest(**fields)
         writer.update_manifest(grids=[{"B": (0, float("inf"))}], notes={"card": "x"})
