@@ -16,6 +16,7 @@ from .metrics import COLUMNS
 from .policy import Grid
 from .trace.graph import Graph, build_graph, edge_tokens_of
 from .trace.reader import Trace, read_trace
+from .trace.records import FORBIDDEN_LOGIT
 from .walk import reference
 from .walk import request as columns
 from .walk.sweep import Walks, choose_device, off_trace_code, sweep, walk_grid
@@ -240,6 +241,7 @@ def reference_blocks(trace: Trace) -> Iterator[dict[tuple[int, ...], reference.B
                 prefix = (*parent.prefix, *parent.draft[:taken], parent.choice[taken])
             best = step.top_logits[:, 0].astype(np.float64)
             regret = best[: step.num_draft_tokens] - step.draft_logits.astype(np.float64)
+            regret[step.draft_logits == FORBIDDEN_LOGIT] = np.inf
             block = reference.Block(
                 prefix, step.draft_ids.tolist(), step.argmax_ids.tolist(), regret.tolist(), captured=step.wave == 0
             )

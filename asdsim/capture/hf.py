@@ -6,6 +6,7 @@ run. Answers depend on the prefix alone, up to rounding: a cache built in other 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from .protocol import Logits, Proposal, Target
+from .protocol import Logits, ManyScorer, Proposal, Target
 
 
 class LanguageModel:
@@ -106,6 +107,12 @@ class Thread:
         self._added = len(ids) - common
         return logits[0]
 
+    def fork(self) -> Thread:
+        """Return an independent thread with a copy of the KV cache."""
+        twin = Thread(self.lm)
+        twin.cache, twin.ids, twin._added = copy.deepcopy(self.cache), self.ids[:], self._added
+        return twin
+
     def greedy(self, ids: list[int], steps: int) -> tuple[list[int], torch.Tensor]:
         """Return ``steps`` greedy tokens after ``ids`` and their logit rows (steps, V).
 
@@ -185,8 +192,12 @@ def draft_greedy_many(
 class HFSession:
     """One request at a :class:`HFTarget`."""
 
-    def __init__(self, lm: LanguageModel) -> None:
-        self._thread = Thread(lm)
+    def __init__(self, thread: Thread) -> None:
+        self._thread = thread
+
+    def fork(self) -> HFSession:
+        """Return an independent session with a copy of the KV cache."""
+        return HFSession(self._thread.fork())
 
     @torch.inference_mode()
     def score(self, prefix_ids: Sequence[int], draft_ids: Sequence[int]) -> Logits:
@@ -237,7 +248,13 @@ class HFTarget(Target):
 
     def session(self, prompt_ids: Sequence[int]) -> HFSession:
         """Return a session with an empty KV cache."""
-        return HFSession(self.lm)
+        return HFSession(Thread(self.lm))
+
+    def pooled(self, max_bytes: int) -> ManyScorer:
+        """Return a ``score_many`` that reuses the KV of shared prefixes, where the model's cache can be taken apart."""
+        from .kvpool import PooledTarget
+
+        return PooledTarget(self.lm, max_bytes) if self.lm.rewinds and max_bytes > 0 else self
 
     @torch.inference_mode()
     def score_many(self, prefixes: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]]) -> list[Logits]:

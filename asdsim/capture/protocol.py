@@ -43,6 +43,10 @@ class TargetSession(Protocol):
         """Return logits (K + 1, V): row i after ``prefix_ids`` and ``draft_ids[:i]``."""
         ...
 
+    def fork(self) -> TargetSession:
+        """Return an independent session in the same state."""
+        return copy.deepcopy(self)
+
 
 class Target(Protocol):
     """The model whose greedy choices count.
@@ -71,6 +75,10 @@ class Target(Protocol):
         """Score many blocks that have nothing to do with each other; logits (K_n + 1, V) for each."""
         return [self.session(prefix).score(prefix, draft) for prefix, draft in zip(prefixes, drafts, strict=True)]
 
+    def pooled(self, max_bytes: int) -> ManyScorer:
+        """Return a ``score_many`` that may keep ``max_bytes`` of KV cache for prefixes it has met."""
+        return self
+
     def describe(self) -> dict[str, Any]:
         """Return what identifies this model, for the manifest."""
         return {"name": self.name, "vocab_size": self.vocab_size}
@@ -85,6 +93,26 @@ class DrafterSession(Protocol):
 
     def propose(self, prefix_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
         """Return at most ``num_draft_tokens`` tokens to follow ``prefix_ids``."""
+        ...
+
+    def fork(self) -> DrafterSession:
+        """Return an independent session in the same state."""
+        return copy.deepcopy(self)
+
+
+class ManyScorer(Protocol):
+    """What a batch asks of a target."""
+
+    def score_many(self, prefixes: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]]) -> list[Logits]:
+        """Score many blocks that have nothing to do with each other; logits (K_n + 1, V) for each."""
+        ...
+
+
+class ManyProposer(Protocol):
+    """What a batch asks of a drafter."""
+
+    def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
+        """Propose for many prefixes that have nothing to do with each other."""
         ...
 
 
@@ -121,6 +149,10 @@ class Drafter(Protocol):
     def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
         """Propose for many prefixes that have nothing to do with each other."""
         return [self.session(prefix).propose(prefix, num_draft_tokens) for prefix in prefixes]
+
+    def pooled(self, max_bytes: int) -> ManyProposer:
+        """Return a ``propose_many`` that may keep ``max_bytes`` of KV cache for prefixes it has met."""
+        return self
 
     def describe(self) -> dict[str, Any]:
         """Return what identifies this drafter and its settings, for the manifest."""

@@ -15,16 +15,16 @@ class StepTables(Protocol):
     """What :func:`asdsim.trace.graph.build_graph` reads; a :class:`~asdsim.trace.reader.Trace` has it too."""
 
     @property
-    def step_request(self) -> npt.NDArray[np.int32]: ...  # noqa: D102
+    def step_request(self) -> npt.NDArray[np.int32]: ...
 
     @property
-    def pos_ptr(self) -> npt.NDArray[np.int64]: ...  # noqa: D102
+    def pos_ptr(self) -> npt.NDArray[np.int64]: ...
 
-    def column(self, table: str, name: str) -> npt.NDArray[Any]: ...  # noqa: D102
+    def column(self, table: str, name: str) -> npt.NDArray[Any]: ...
 
-    def request_records(self) -> list[RequestRecord]: ...  # noqa: D102
+    def request_records(self) -> list[RequestRecord]: ...
 
-    def steps_of(self, request_id: str) -> list[StepRecord]: ...  # noqa: D102
+    def steps_of(self, request_id: str) -> list[StepRecord]: ...
 
 
 class MemoryTrace:

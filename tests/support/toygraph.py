@@ -15,6 +15,12 @@ from asdsim.trace.records import NO_PARENT, RequestRecord, StepRecord
 TOP_K = 8
 
 
+def toy_row(seed: int, prefix: tuple[int, ...], vocab: int, grain: float) -> np.ndarray:
+    """Return the logits float32 (vocab,) that a hash of the prefix gives."""
+    row = np.random.default_rng([seed, len(prefix), *prefix]).normal(0.0, 2.0, vocab)
+    return (np.round(row / grain) * grain if grain else row).astype(np.float32)
+
+
 def toy_step(
     seed: int, prefix: tuple[int, ...], *, vocab: int, ks: tuple[int, ...], agree: float, grain: float
 ) -> tuple[np.ndarray, np.ndarray]:

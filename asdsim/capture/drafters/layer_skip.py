@@ -10,7 +10,7 @@ import torch
 
 from ...errors import CaptureError
 from ..hf import LanguageModel, Thread, draft_greedy, draft_greedy_many
-from ..protocol import Drafter, Proposal
+from ..protocol import Drafter, ManyProposer, Proposal
 
 
 def skip_layers(model: Any, layers: Sequence[int]) -> Any:
@@ -75,9 +75,13 @@ def _layer_list(model: Any, total: int) -> tuple[Any, str]:
 class GreedySession:
     """One request at a model that drafts greedily."""
 
-    def __init__(self, lm: LanguageModel, keep_logits: bool) -> None:
-        self._thread = Thread(lm)
+    def __init__(self, thread: Thread, keep_logits: bool) -> None:
+        self._thread = thread
         self._keep_logits = keep_logits
+
+    def fork(self) -> GreedySession:
+        """Return an independent session with a copy of the KV cache."""
+        return GreedySession(self._thread.fork(), self._keep_logits)
 
     def propose(self, prefix_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
         """Return ``num_draft_tokens`` greedy tokens."""
@@ -107,7 +111,13 @@ class GreedyDrafter(Drafter):
 
     def session(self, prompt_ids: Sequence[int]) -> GreedySession:
         """Return a session with an empty KV cache."""
-        return GreedySession(self.lm, self.keep_logits)
+        return GreedySession(Thread(self.lm), self.keep_logits)
+
+    def pooled(self, max_bytes: int) -> ManyProposer:
+        """Return a ``propose_many`` that reuses the KV of shared prefixes, where the cache can be taken apart."""
+        from ..kvpool import PooledDrafter
+
+        return PooledDrafter(self.lm, max_bytes, self.keep_logits) if self.lm.rewinds and max_bytes > 0 else self
 
     def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
         """Draft for unrelated prefixes in one batch, padded on the left."""

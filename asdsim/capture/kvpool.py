@@ -1,0 +1,188 @@
+"""KV of shared prefixes, kept token by token, for batches of unrelated sequences.
+
+Every token that was run at a prefix has a slot: one row of keys and values in each layer. A prefix tree over token ids
+finds the slots of the longest known prefix of a sequence; a batch gathers them, padded on the left, and runs only what
+is new. Keys are stored as the model caches them, with their rotary position, so a slot is right at its own place only,
+and that is where the tree finds it.
+
+Where the bound is reached, everything is dropped and built anew: answers never depend on what is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .hf import LanguageModel, logprobs_of
+from .protocol import Logits, Proposal
+
+GROWTH = 2048
+"""Slots by which the pool grows."""
+
+
+class KVPool:
+    """Keys and values by slot, and the tree that leads to them.
+
+    Parameters
+    ----------
+    lm : LanguageModel
+        Must be able to crop its cache at will (no sliding windows, no recurrent layers).
+    max_bytes : int
+        Bound on the keys and values held, beside those of the batch at work.
+    """
+
+    def __init__(self, lm: LanguageModel, max_bytes: int) -> None:
+        self.lm, self.max_bytes = lm, max_bytes
+        self._keys: list[torch.Tensor] = []  # per layer (slots, heads, width)
+        self._values: list[torch.Tensor] = []
+        self._child: dict[tuple[int, int], int] = {}  # (slot of the token before or -1, token) -> slot
+
+    def known(self, ids: Sequence[int], most: int) -> list[int]:
+        """Return the slots of the longest prefix of ``ids`` that is held, at most ``most`` of them."""
+        slots: list[int] = []
+        at = -1
+        for token in ids[:most]:
+            slot = self._child.get((at, token))
+            if slot is None:
+                break
+            slots.append(slot)
+            at = slot
+        return slots
+
+    def start(
+        self, rows: Sequence[Sequence[int]], held: Sequence[Sequence[int]]
+    ) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Lay out a batch: what is held goes into a cache, the rest into tokens, both padded on the left.
+
+        Returns
+        -------
+        cache : DynamicCache
+            Holds ``longest`` columns, ``longest`` the most slots of a row.
+        tokens, mask, positions : int64 tensor
+            (batch, most new tokens), (batch, longest + most new tokens), (batch, most new tokens).
+        """
+        longest = max(map(len, held))
+        width = max(len(row) - len(slots) for row, slots in zip(rows, held, strict=True))
+        index = torch.zeros((len(rows), longest), dtype=torch.int64)
+        tokens = torch.zeros((len(rows), width), dtype=torch.int64)
+        mask = torch.zeros((len(rows), longest + width), dtype=torch.int64)
+        positions = torch.zeros((len(rows), width), dtype=torch.int64)
+        for n, (row, slots) in enumerate(zip(rows, held, strict=True)):
+            old, new = len(slots), len(row) - len(slots)
+            if old:
+                index[n, longest - old :] = torch.tensor(slots)
+                mask[n, longest - old : longest] = 1
+            tokens[n, width - new :] = torch.tensor(list(row[old:]))
+            mask[n, longest + width - new :] = 1
+            positions[n, width - new :] = torch.arange(old, old + new)
+        device = self.lm.device
+        cache = self.lm.new_cache()
+        if longest:
+            index = index.to(device)
+            for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
+                cache.update(keys[index].transpose(1, 2), values[index].transpose(1, 2), layer)
+        return cache, tokens.to(device), mask.to(device), positions.to(device)
+
+    def store(
+        self, cache: Any, rows: Sequence[Sequence[int]], held: Sequence[Sequence[int]], first: Sequence[int]
+    ) -> None:
+        """Keep what a batch computed.
+
+        Parameters
+        ----------
+        cache : DynamicCache
+            After the batch ran.
+        rows : sequence of sequence of int
+            Token ids that were held or run.
+        held : sequence of sequence of int
+            Slots that were held.
+        first : sequence of int
+            Column of each row's first new token in the cache; the others follow.
+        """
+        if self._keys and len(self._child) * self._slot_bytes() > self.max_bytes:
+            self._child.clear()
+            self._keys, self._values = [], []
+            return
+        row_of: list[int] = []
+        column_of: list[int] = []
+        base = len(self._child)
+        for n, (row, slots) in enumerate(zip(rows, held, strict=True)):
+            at = slots[-1] if slots else -1
+            for offset, token in enumerate(row[len(slots) :]):
+                slot = self._child.get((at, token))
+                if slot is None:
+                    slot = self._child[at, token] = len(self._child)
+                    row_of.append(n)
+                    column_of.append(first[n] + offset)
+                at = slot
+        if not row_of:
+            return
+        pick, place = torch.tensor(row_of, device=self.lm.device), torch.tensor(column_of, device=self.lm.device)
+        for pool, name in ((self._keys, "keys"), (self._values, "values")):
+            for layer, entry in enumerate(cache.layers):
+                fresh = getattr(entry, name)[pick, :, place]
+                if layer == len(pool):
+                    pool.append(fresh.new_zeros((GROWTH, *fresh.shape[1:])))
+                while base + len(fresh) > len(pool[layer]):
+                    pool[layer] = torch.cat([pool[layer], torch.zeros_like(pool[layer])])
+                pool[layer][base : base + len(fresh)] = fresh
+
+    def _slot_bytes(self) -> int:
+        return sum(tensor[0].numel() * tensor.element_size() for tensor in (*self._keys, *self._values))
+
+
+class PooledTarget:
+    """``score_many`` of a target, with the KV of shared prefixes reused."""
+
+    def __init__(self, lm: LanguageModel, max_bytes: int) -> None:
+        self._pool = KVPool(lm, max_bytes)
+
+    @torch.inference_mode()
+    def score_many(self, prefixes: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]]) -> list[Logits]:
+        """Score unrelated blocks in one batch."""
+        if not prefixes:
+            return []
+        pool = self._pool
+        rows = [[*prefix, *draft] for prefix, draft in zip(prefixes, drafts, strict=True)]
+        held = [pool.known(row, len(prefix) - 1) for row, prefix in zip(rows, prefixes, strict=True)]
+        cache, tokens, mask, positions = pool.start(rows, held)
+        keep = max(map(len, drafts)) + 1
+        logits = pool.lm.run(tokens, cache, keep, mask, positions)
+        ends = mask.shape[1]
+        pool.store(cache, rows, held, [ends - (len(row) - len(slots)) for row, slots in zip(rows, held, strict=True)])
+        return [logits[n, keep - len(draft) - 1 :] for n, draft in enumerate(drafts)]
+
+
+class PooledDrafter:
+    """``propose_many`` of a causal model that drafts greedily, with the KV of shared prefixes reused."""
+
+    def __init__(self, lm: LanguageModel, max_bytes: int, keep_logits: bool = False) -> None:
+        self._pool, self._keep_logits = KVPool(lm, max_bytes), keep_logits
+
+    @torch.inference_mode()
+    def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
+        """Draft for unrelated prefixes in one batch."""
+        if not prefixes:
+            return []
+        pool = self._pool
+        held = [pool.known(prefix, len(prefix) - 1) for prefix in prefixes]
+        cache, tokens, mask, positions = pool.start(prefixes, held)
+        ends = mask.shape[1]
+        rows, picked = [], []
+        for _ in range(num_draft_tokens):
+            row = pool.lm.run(tokens, cache, 1, mask, positions)[:, -1]
+            rows.append(row)
+            picked.append(row.argmax(dim=-1))
+            tokens, positions = picked[-1][:, None], positions[:, -1:] + 1
+            mask = torch.cat([mask, mask.new_ones((len(prefixes), 1))], dim=1)
+        ids = torch.stack(picked, 1).tolist()
+        logits = torch.stack(rows, 1)
+        run = [[*prefix, *drafted[:-1]] for prefix, drafted in zip(prefixes, ids, strict=True)]  # the last is not run
+        first = [ends - (len(prefix) - len(slots)) for prefix, slots in zip(prefixes, held, strict=True)]
+        pool.store(cache, run, held, first)
+        return [
+            Proposal(drafted, logprobs_of(logits[n], drafted), logits[n] if self._keep_logits else None)
+            for n, drafted in enumerate(ids)
+        ]
