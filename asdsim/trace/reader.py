@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -74,9 +75,28 @@ class Trace:
             self._columns[key] = values
         return self._columns[key]
 
+    @cached_property
+    def _request_rows(self) -> dict[str, int]:
+        return {name: row for row, name in enumerate(self.request_ids())}
+
+    def _is_empty(self, name: str) -> bool:
+        return bool(self.positions[name].null_count == self.positions.num_rows)
+
     def request_ids(self) -> list[str]:
         """Return the ids of all requests, in the order of capture."""
         return list(self.column("requests", "request_id"))
+
+    def request_row(self, request_id: str) -> int:
+        """Return the row of a request in ``requests``.
+
+        Raises
+        ------
+        TraceError
+            If there is no such request.
+        """
+        if request_id not in self._request_rows:
+            raise TraceError(f"no request {request_id!r}", where=str(self.path), fix="see `asdsim inspect`")
+        return self._request_rows[request_id]
 
     def where(self, table: str, row: int) -> str:
         """Say where a row stands: shard, row in it, request, step, position."""
@@ -115,10 +135,7 @@ class Trace:
         TraceError
             If there is no such request.
         """
-        ids = self.request_ids()
-        if request_id not in ids:
-            raise TraceError(f"no request {request_id!r}", where=str(self.path), fix="see `asdsim inspect`")
-        request = ids.index(request_id)
+        request = self.request_row(request_id)
         return [self._step(row) for row in range(self.step_ptr[request], self.step_ptr[request + 1])]
 
     def _step(self, row: int) -> StepRecord:
@@ -128,10 +145,10 @@ class Trace:
             return self.column("positions", name)[lo : hi - count].copy()
 
         def optional(name: str) -> npt.NDArray[np.float32] | None:
-            whole = self.positions[name]
-            part = whole.slice(lo, hi - lo - 1)
-            missing = part.null_count == len(part) if len(part) else whole.null_count == len(whole)  # K may be 0
-            return None if missing else rows(name, 1)  # type: ignore[return-value]
+            if self._is_empty(name):
+                return None
+            values = rows(name, 1)
+            return None if len(values) and np.isnan(values).all() else values
 
         ints = {
             name: int(self.column("steps", name)[row])

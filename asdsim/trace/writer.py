@@ -70,8 +70,7 @@ class TraceWriter:
         self._since: float | None = None
         self._open = True
         self._trace: Trace | None = None  # what was stored when steps were first added to it
-        self._added: dict[str, list[StepRecord]] = {}
-        self._requests: dict[str, RequestRecord] = {}
+        self._known: dict[str, dict[str, pa.Table]] = {}  # from then on, all rows of the requests that were touched
 
     # Opening
 
@@ -175,13 +174,13 @@ class TraceWriter:
         if request.request_id in self.completed:
             raise TraceError(f"the request {request.request_id!r} is in the trace already", where=str(self.path))
         tables = self._tables(request, steps, self._count)
-        self._validate(request, steps, tables)
+        self._validate(tables)
         for table, part in tables.items():
             self._buffer[table].append(part)
         self._count += 1
         self.completed.add(request.request_id)
         if self._trace is not None:
-            self._added[request.request_id], self._requests[request.request_id] = list(steps), request
+            self._known[request.request_id] = tables
         self._after_adding()
 
     def add_steps(self, request_id: str, steps: Sequence[StepRecord]) -> None:
@@ -200,15 +199,19 @@ class TraceWriter:
         if self._trace is None:
             self.flush()
             self._trace = read_trace(self.path, verify=False)
-            self._requests = {record.request_id: record for record in self._trace.request_records()}
-        if request_id not in self._added:
-            self._added[request_id] = self._trace.steps_of(request_id)
-        both = [*self._added[request_id], *steps]
-        request = self._requests[request_id]
-        self._validate(request, both, self._tables(request, both, 0))
-        self._added[request_id] = both
-        self._buffer["steps"].append(steps_table(request_id, steps))
-        self._buffer["positions"].append(positions_table(request_id, steps, self.manifest.top_k))
+        if request_id not in self._known:
+            self._known[request_id] = _rows_of(self._trace, request_id)
+        known = self._known[request_id]
+        new = {
+            "steps": steps_table(request_id, steps),
+            "positions": positions_table(request_id, steps, self.manifest.top_k),
+        }
+        both = {name: pa.concat_tables([known[name], new[name]]).unify_dictionaries().combine_chunks() for name in new}
+        both["requests"] = known["requests"]
+        self._validate(both)
+        self._known[request_id] = both
+        for name, rows in new.items():
+            self._buffer[name].append(rows)
         self._after_adding()
 
     def update_manifest(self, **fields: Any) -> None:
@@ -234,10 +237,12 @@ class TraceWriter:
             "positions": positions_table(request.request_id, steps, self.manifest.top_k),
         }
 
-    def _validate(self, request: RequestRecord, steps: Sequence[StepRecord], tables: dict[str, pa.Table]) -> None:
-        alone = {**tables, "requests": requests_table([request], 0)}
+    def _validate(self, tables: dict[str, pa.Table]) -> None:
+        """Check one request alone, as a reader would."""
+        index = tables["requests"].schema.get_field_index("request_index")
+        first = tables["requests"].set_column(index, tables["requests"].schema.field(index), pa.array([0], pa.int32()))
         try:
-            build_trace(self.path, self.manifest, alone)
+            build_trace(self.path, self.manifest, {**tables, "requests": first})
         except TraceError as error:
             raise TraceError(f"refused to store it: {error.what}", where=error.where) from None
 
@@ -365,6 +370,18 @@ class TraceWriter:
             for name in os.listdir(self.path):
                 if TEMPORARY.fullmatch(name) or (SHARD_NAME.fullmatch(name) and name not in named):
                     (self.path / name).unlink(missing_ok=True)
+
+
+def _rows_of(trace: Trace, request_id: str) -> dict[str, pa.Table]:
+    """Return all rows of one request."""
+    row = trace.request_row(request_id)
+    lo, hi = int(trace.step_ptr[row]), int(trace.step_ptr[row + 1])
+    first, last = int(trace.pos_ptr[lo]), int(trace.pos_ptr[hi])
+    return {
+        "requests": trace.requests.slice(row, 1),
+        "steps": trace.steps.slice(lo, hi - lo),
+        "positions": trace.positions.slice(first, last - first),
+    }
 
 
 def _groups(shards: Sequence[Shard]) -> Iterator[list[Shard]]:

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from asdsim.errors import TraceError
 from asdsim.trace import RequestRecord, StepRecord, TraceWriter, read_trace
 from asdsim.trace import writer as writers
-from tests.support.toytrace import RAGGED, toy_manifest, toy_requests, write_toy_trace
+from tests.support.toytrace import RAGGED, ToyModel, toy_manifest, toy_requests, write_toy_trace
 from tests.support.tracefiles import difference
 
 Content = list[tuple[RequestRecord, list[StepRecord], list[StepRecord]]]
@@ -161,6 +162,31 @@ def test_a_reader_sees_whole_shards_while_a_writer_works(tmp_path: Path, content
             assert read_trace(tmp_path / "t").requests.num_rows == count
             writer.add_request(request, steps)
             writer.flush()
+
+
+def test_a_reader_is_not_disturbed_by_merging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards vanish under a reader when they are merged; it then reads the new ones."""
+    monkeypatch.setattr(writers, "MANY_SHARDS", 2)
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    model = ToyModel(widths=(2,))
+    requests = [dataclasses.replace(request, max_new_tokens=3) for request in toy_requests(model, 40, empty=False)]
+    content = [(request, model.decode(request)) for request in requests]
+
+    def write() -> None:
+        with TraceWriter.resume(tmp_path / "t", toy_manifest(model)) as writer:
+            for request, steps in content:
+                writer.add_request(request, steps)
+                writer.flush()
+
+    TraceWriter.create(tmp_path / "t", toy_manifest(model)).close()
+    thread = threading.Thread(target=write)
+    thread.start()
+    counts = [0]
+    while thread.is_alive():
+        counts.append(read_trace(tmp_path / "t").requests.num_rows)
+    thread.join()
+    assert counts == sorted(counts) and len(set(counts)) > 3
+    assert read_trace(tmp_path / "t").requests.num_rows == 40
 
 
 def test_shards_are_written_by_age_and_size(tmp_path: Path, content: Content) -> None:
