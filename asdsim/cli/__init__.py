@@ -13,6 +13,7 @@ from ..errors import AsdsimError, unknown_name
 COMMANDS = {
     "capture": "Record real draft/target steps to a trace.",
     "cover": "Complete a trace for a grid, so that its replay is exact.",
+    "verify": "Hold walks against live decoding, token for token.",
     "replay": "Walk a trace under a grid of settings.",
     "inspect": "Validate a trace and summarise it.",
     "plot": "Draw figures from a sweep or a trace.",

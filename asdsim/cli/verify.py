@@ -1,0 +1,86 @@
+"""``asdsim verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..errors import UsageError
+from .common import config_option, json_option, note, print_json, progress_bar
+
+
+@click.command("verify")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--B", "B", metavar="LIST", help="Budgets; without --B, --g, --M every covered grid is verified.")
+@click.option("--g", "g", metavar="LIST", help="Gates.")
+@click.option("--M", "M", metavar="LIST", help="Caps.")
+@click.option("--semantics", default="paper", show_default=True, help="Which reading of the rule.")
+@click.option("--sample", type=int, help="Draw so many (request, setting) pairs instead of all.")
+@click.option("--seed", default=0, show_default=True, help="Of the draw.")
+@click.option("--near-tie", type=float, help="Margin under which a difference is put down to rounding, in logits.")
+@click.option("--target", help="Where the target is now, if no longer under its recorded name.")
+@click.option("--drafter", help="The same for the drafter.")
+@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@json_option
+@config_option
+def command(
+    trace: Path, B: str | None, g: str | None, M: str | None, semantics: str, sample: int | None, seed: int,
+    near_tie: float | None, target: str | None, drafter: str | None, offline: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Decode live under the rule and compare with the walk of TRACE, token for token.
+
+    Exit status 1 if any difference is not explained by a near-tie.
+    """
+    given = [axis is not None for axis in (B, g, M)]
+    if any(given) and not all(given):
+        raise UsageError("--B, --g and --M belong together", fix="give all three, or none for the covered grids")
+    if sample is not None and sample < 1:
+        raise UsageError(f"--sample {sample} draws nothing", fix="give at least 1")
+    if near_tie is not None and not near_tie >= 0:
+        raise UsageError(f"--near-tie {near_tie} is no margin", fix="give a number >= 0, in logits")
+    from ..policy import Grid
+
+    grids = [Grid.product(B, g, M, semantics)] if B and g and M else None
+    from ..completion import verify_trace
+
+    with progress_bar(1, "verify", "pair") as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        found = verify_trace(
+            trace, grids, sample=sample, seed=seed, near_tie=near_tie, target=target, drafter=drafter, offline=offline,
+            progress=progress,
+        )  # fmt: skip
+    near = len(found.differences) - len(found.real)
+    if as_json:
+        rows = [
+            {
+                "request_id": one.request_id, "B": str(one.policy.budget), "g": str(one.policy.gate),
+                "M": str(one.policy.cap), "position": one.position, "walked": one.walked, "live": one.live,
+                "step_id": one.step_id, "cause": one.cause, "margin": str(one.margin), "near_tie": one.near_tie,
+            }
+            for one in found.differences
+        ]  # fmt: skip
+        print_json("verify", {
+            "trace": str(trace), "pairs": found.pairs, "identical": found.identical, "near_ties": near,
+            "real_differences": len(found.real), "not_captured": found.not_captured, "threshold": found.threshold,
+            "rows": rows,
+        })  # fmt: skip
+    else:
+        for one in found.differences:
+            kind = "near-tie" if one.near_tie else "REAL"
+            click.echo(
+                f"{kind}: {one.request_id} under {one.policy}: token {one.position} is {one.walked} in the walk and "
+                f"{one.live} live; step {one.step_id}, {one.cause}, margin {one.margin:.3g}"
+            )
+        compared = found.pairs - found.not_captured
+        click.echo(
+            f"{found.identical} of {compared} pairs identical to live decoding, {near} explained by a near-tie "
+            f"(margin under {found.threshold:g}), {len(found.real)} real differences"
+        )
+        if found.not_captured:
+            note(f"{found.not_captured} of {found.pairs} pairs are not captured, and the walk says so")
+    return 1 if found.real else 0
