@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -147,3 +148,13 @@ def test_continuous_integration_runs_make_test_from_anywhere(tmp_path: Path) -> 
         ["bash", str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, input="a line", timeout=60
     )
     assert done.stdout.split() == [str(ROOT), "true", "test"]
+
+
+def test_committed_figures_are_whole_and_of_the_committed_traces() -> None:
+    for told in sorted((ROOT / "figures").rglob("*.json")):
+        record = json.loads(told.read_text(encoding="utf-8"))
+        assert told.with_suffix(".svg").is_file() and told.with_suffix(".png").is_file(), told
+        trace = record["source"].get("trace")
+        if trace is not None:
+            manifest = json.loads((ROOT / trace / "manifest.json").read_text(encoding="utf-8"))
+            assert record["source"]["manifest_checksum"] == manifest["checksum"], f"{told}: run `make figures`"
