@@ -13,12 +13,14 @@ import numpy.typing as npt
 
 from .errors import UsageError
 from .metrics import COLUMNS
-from .policy import Grid
+from .outputs import Outputs, outputs_of
+from .policy import STRICT, Grid
 from .trace.graph import Graph, build_graph, edge_tokens_of
 from .trace.reader import Trace, read_trace
 from .trace.records import FORBIDDEN_LOGIT
 from .walk import reference
 from .walk import request as columns
+from .walk.path import path_of
 from .walk.sweep import Walks, choose_device, off_trace_code, sweep, walk_grid
 
 if TYPE_CHECKING:
@@ -139,6 +141,31 @@ class Result:
             )
         edge = int(walks.edge[setting, request])
         return [] if edge < 0 else edge_tokens_of(self.trace, self.graph, edge)
+
+    def outputs(self) -> Outputs:
+        """Return the distinct outputs of each request, and which one every setting got.
+
+        Raises
+        ------
+        UsageError
+            On a replay by the oracle, which knows no edges.
+        """
+        if self.device == "reference":
+            raise UsageError("the reference walk names no outputs", fix="replay on --device cpu or cuda")
+        assert self._walker is not None
+        strict = self._walker(Grid.of([STRICT.with_semantics(self.grid.semantics)]))
+        return outputs_of(self.trace, self.graph, self.grid, self._all_walks, strict)
+
+    def margin(self, setting: int, request: int) -> float:
+        """Return how close one walk passed to a near-tie, in logits.
+
+        The smaller of: the target's smallest gap between its two best tokens over the rows that the walk relied on, and
+        the smallest distance of a regret to where the rule's decision would flip. Rounding that moves logits by less
+        cannot have changed this walk (the drafter's own near-ties aside, which a trace does not record).
+        """
+        visits, _ = path_of(self.graph, self.grid.policy(setting), request)
+        gaps = [min(visit.closeness, float(self.graph.edge_margin[visit.edge])) for visit in visits]
+        return min(gaps, default=float("inf"))
 
     def write(self, path: str | Path, provenance: dict[str, Any] | None = None) -> None:
         """Write the rows to Parquet, whole or not at all; ``provenance`` goes into the file's metadata."""

@@ -60,6 +60,9 @@ class Graph:
         Next step, ``END`` or ``MISSING``.
     edge_accepted, edge_tokens : int32 (S + m,)
         Draft tokens accepted, and tokens committed with the correction or bonus token.
+    edge_margin : float64 (S + m,)
+        Smallest gap, in logits, between the target's two best tokens over the rows that an outcome relies on: all
+        accepted positions and the one that gave the correction or bonus token.
     path_ptr : int64 (R + 1,), path_step : int32
         Steps of the captured path of each request, in order.
     align_ptr : int64 (R + 1,), align_step : int32
@@ -82,6 +85,7 @@ class Graph:
     edge_next: Int32
     edge_accepted: Int32
     edge_tokens: Int32
+    edge_margin: Float64
     path_ptr: Int64
     path_step: Int32
     align_ptr: Int64
@@ -130,7 +134,8 @@ def build_graph(trace: StepTables) -> Graph:
     draft = trace.column("positions", "draft_id").astype(np.int32)
     choice = trace.column("positions", "argmax_id").astype(np.int32)
     draft_logit = trace.column("positions", "draft_logit")
-    regret = trace.column("positions", "top_logits")[:, 0].astype(np.float64) - draft_logit.astype(np.float64)
+    top = trace.column("positions", "top_logits")[:, :2].astype(np.float64)
+    regret = top[:, 0] - draft_logit.astype(np.float64)
     regret[draft_logit == FORBIDDEN_LOGIT] = np.inf
 
     num_steps = len(drafted)
@@ -190,12 +195,32 @@ def build_graph(trace: StepTables) -> Graph:
         edge_next=edge_next,
         edge_accepted=edge_accepted,
         edge_tokens=edge_tokens,
+        edge_margin=_margins(top, pos_ptr, drafted, edge_accepted, edge_tokens, first_edge, last_edge),
         path_ptr=_offsets(path_steps),
         path_step=_joined(path_steps),
         align_ptr=_offsets(align_steps),
         align_step=_joined(align_steps),
         max_draft=int(drafted.max(initial=0)),
     )
+
+
+def _margins(  # type: ignore[no-untyped-def]
+    top, pos_ptr, drafted, edge_accepted, edge_tokens, first_edge, last_edge
+):  # fmt: skip
+    """Return the smallest gap between the two best logits over the rows that each outcome relies on."""
+    if not len(edge_accepted):
+        return np.zeros(0, np.float64)
+    gap = top[:, 0] - top[:, 1] if top.shape[1] > 1 else np.full(len(top), np.inf)
+    edges_of_step = last_edge - first_edge + 1
+    step = np.repeat(np.arange(len(drafted)), edges_of_step)
+    begin = pos_ptr[step]
+    end = begin + np.maximum(edge_accepted, edge_tokens)  # one past the last row relied on
+    out = np.full(len(step), np.inf)
+    some = end > begin
+    bounds = np.stack([begin[some], end[some]], axis=1).ravel()
+    padded = np.append(gap, np.inf)
+    out[some] = np.minimum.reduceat(padded, bounds)[::2]
+    return out
 
 
 def _reach(requests, step_request, drafted, start, draft, row_step, row_pos):  # type: ignore[no-untyped-def]
