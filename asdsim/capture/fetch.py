@@ -17,7 +17,6 @@ from pathlib import Path
 
 from ..errors import CaptureError
 
-
 SCRATCH = "scratch"
 """Directory for intermediate files of a build; removed when it is done."""
 

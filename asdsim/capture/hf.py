@@ -15,8 +15,53 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from .protocol import Logits, ManyScorer, Proposal, Target
+
+
+class RoomyLayer(DynamicLayer):
+    """One layer's KV cache, written in place into a buffer with room to grow.
+
+    The plain layer copies everything it holds at every call, which costs some percent of a step. ``keys`` and
+    ``values`` stay what others expect, (batch, heads, tokens, width), as views of the buffers.
+    """
+
+    _buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append, and return all keys and values."""
+        held = 0 if self.keys is None else self.keys.shape[-2]
+        total = held + key_states.shape[-2]
+        if not self._fits(total):
+            self._buffers = (_grown(self.keys, key_states, total), _grown(self.values, value_states, total))
+            self.device, self.dtype, self.is_initialized = key_states.device, key_states.dtype, True
+        assert self._buffers is not None
+        views = []
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, held:total] = new
+            views.append(buffer[:, :, :total])
+        self.keys, self.values = views
+        return self.keys, self.values
+
+    def _fits(self, total: int) -> bool:
+        """True when what is held lies in the buffers (others may have replaced it) and there is room."""
+        if self._buffers is None or self.keys is None:
+            return False
+        return all(
+            held.data_ptr() == buffer.data_ptr() and held.stride() == buffer.stride() and total <= buffer.shape[-2]
+            for held, buffer in zip((self.keys, self.values), self._buffers, strict=True)
+        )
+
+
+def _grown(held: torch.Tensor | None, new: torch.Tensor, total: int) -> torch.Tensor:
+    room = total + max(64, total // 2)
+    buffer = new.new_empty((*new.shape[:2], room, new.shape[-1]))
+    if held is not None and held.numel():
+        buffer[:, :, : held.shape[-2]] = held
+    return buffer
 
 
 class LanguageModel:
@@ -56,6 +101,10 @@ class LanguageModel:
         cache = DynamicCache(config=self.config)
         if not self.rewinds and hasattr(cache, "activate_past_recording"):
             cache.activate_past_recording()
+        layers = getattr(cache, "layers", [])
+        for i, layer in enumerate(layers):
+            if type(layer) is DynamicLayer:
+                layers[i] = RoomyLayer()
         return cache
 
     def run(
