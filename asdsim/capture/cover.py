@@ -84,6 +84,8 @@ class Progress:
     seconds : float
     waves_by_request : dict of str to int
         Waves in which each request had a step computed.
+    interrupted : bool
+        Ctrl-C ended the run; what was computed is kept.
     """
 
     pairs: int = 0
@@ -94,6 +96,7 @@ class Progress:
     live_steps: int = 0
     seconds: float = 0.0
     waves_by_request: dict[str, int] = field(default_factory=dict)
+    interrupted: bool = False
 
     @property
     def complete(self) -> bool:
@@ -227,8 +230,12 @@ def cover(
                         saved = monotonic()
                     if out_of_time():
                         break
-            finally:  # an interruption keeps what was computed
-                _save(fresh, save)
+            except KeyboardInterrupt:
+                progress.interrupted = True
+            _save(fresh, save)
+            if progress.interrupted:
+                tell()
+                return progress
             for r in {one.request for one in missing}:
                 name = records[r].request_id
                 progress.waves_by_request[name] = progress.waves_by_request.get(name, 0) + 1

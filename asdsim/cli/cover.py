@@ -18,7 +18,7 @@ from .common import config_option, grid_options, json_option, note, print_json, 
 @click.option("--max-steps", type=int, help="Compute at most so many steps, those that most settings want first.")
 @click.option("--max-minutes", type=float, help="Stop after so many minutes.")
 @click.option("--batch", default=32, show_default=True, help="Steps to compute in one batch.")
-@click.option("--group", default=16, show_default=True, help="Requests to complete together, without a limit.")
+@click.option("--group", default=32, show_default=True, help="Requests to complete together, without a limit.")
 @click.option("--kv-gb", default=2.0, show_default=True, help="KV cache to keep for prefixes, per model; 0 keeps none.")
 @click.option("--faithful", is_flag=True,
               help="Batch 1, in the shapes of live decoding: equal to it to the bit. Slow.")  # fmt: skip
@@ -61,6 +61,7 @@ def command(
     row = {
         "settings": len(grid),
         "exact_share": progress.exact_share,
+        "interrupted": progress.interrupted,
         "pairs": progress.pairs,
         "exact_pairs": progress.exact_pairs,
         "waves": progress.waves,
@@ -79,5 +80,7 @@ def command(
     if progress.complete:
         share = progress.live_steps / max(1, progress.steps_held)
         click.echo(f"{progress.steps_held} distinct steps stand for {progress.live_steps} of live runs: {share:.1f}x fewer")
+    elif progress.interrupted:
+        note("interrupted; what was computed is kept, run again to go on")
     else:
         note("not complete: the other pairs stay inexact (exact_share below 1); run again to go on")

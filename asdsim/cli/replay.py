@@ -81,6 +81,7 @@ def print_table(result: Result) -> None:
     import polars as pl
 
     frame = result.frame().select(TABLE).rename(SHORT)
+    plain = [pl.col(name).map_elements(lambda value: f"{value:g}", return_dtype=pl.String) for name in ("B", "g", "M")]
     shown = (
         frame if len(frame) <= MAX_ROWS else frame.sort("tokens/step", descending=True, nulls_last=True).head(MAX_ROWS)
     )
@@ -88,7 +89,7 @@ def print_table(result: Result) -> None:
         tbl_rows=MAX_ROWS, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True,
         float_precision=3, tbl_width_chars=160, tbl_formatting="ASCII_MARKDOWN",
     ):  # fmt: skip
-        click.echo(str(shown))
+        click.echo(str(shown.with_columns(plain)))
     if len(frame) > MAX_ROWS:
         note(f"{MAX_ROWS} of {len(frame)} settings shown, longest acceptance first; -o FILE.parquet or --json for all")
     partly = int((frame["exact"] < 1.0).sum())

@@ -1,0 +1,5 @@
+"""``python -m asdsim``."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,95 @@
+"""``asdsim demo``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .common import config_option, json_option, note, print_json, progress_bar
+
+TASKS = "gsm8k,humaneval,mt-bench"
+COVERED = {"B": "0,2,4,8", "g": ".1,.25,.5", "M": "1,2"}
+GRID = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
+
+
+@click.command("demo")
+@click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True,
+              help="Folder for the trace, the sweep and the figures.")  # fmt: skip
+@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@json_option
+@config_option
+def command(out: Path, offline: bool, as_json: bool) -> None:
+    """Capture three prompts of a real model, complete the trace for a small grid, replay, draw.
+
+    The model is SmolLM2-135M-Instruct, fetched once (93 MB); its drafter is the model itself without layer 12.
+    """
+    from ..capture.run import Plan, capture_with
+    from ..trace.manifest import MANIFEST
+
+    trace, sweep, figures = out / "trace", out / "sweep.parquet", out / "figures"
+    plan = Plan(
+        out=trace, target="smollm2-135m", drafter="layer-skip", task=TASKS, limit=1, offline=offline,
+        resume=(trace / MANIFEST).exists(),
+    )  # fmt: skip
+    clock: dict[str, float] = {}
+    start = time.perf_counter()
+
+    def lap(name: str) -> None:
+        clock[name] = time.perf_counter() - start - sum(clock.values())
+
+    from ..capture.drafters import make_drafter
+    from ..capture.models import load_target
+    from ..capture.tasks import load_prompts
+
+    note("asdsim: loading SmolLM2-135M-Instruct")
+    prompts = load_prompts(plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline)
+    target = load_target(plan.target, **plan.loading)
+    models = target, make_drafter(plan.drafter, target, **plan.loading)
+    lap("load")
+    note("asdsim: capturing 3 prompts, up to 96 tokens each")
+    with progress_bar(len(prompts), "capture", "request") as bar:
+        capture_with(*models, prompts, plan, lambda done, _total, _tokens: bar.update(done - bar.n))
+    lap("capture")
+
+    from ..completion import cover_with
+    from ..policy import Grid
+    from ..trace.writer import TraceWriter
+
+    covered = Grid.product(**COVERED)
+    note(f"asdsim: computing the steps that {len(covered)} settings need and the capture did not meet")
+    with TraceWriter.append(trace) as writer, progress_bar(1, "cover", "pair") as bar:
+
+        def report(progress: Any) -> None:
+            bar.total, bar.n = progress.pairs, progress.exact_pairs
+            bar.refresh()
+
+        done = cover_with(writer, models, covered, report=report)
+    lap("cover")
+
+    from .. import api
+    from .plot import plot_trace
+    from .replay import print_table
+
+    result = api.replay(trace, **COVERED)
+    wide = api.replay(trace, **GRID, off_trace="aligned")
+    wide.write(sweep)
+    lap("replay")
+    files = plot_trace(trace, figures, dict(COVERED), "stop", f"asdsim demo -o {out}")
+    lap("draw")
+    seconds = {name: round(value, 1) for name, value in clock.items()}
+    if as_json:
+        print_json("demo", {
+            "trace": str(trace), "sweep": str(sweep), "figures": [str(file) for file in files], "seconds": seconds,
+            "steps_added": done.steps_added, "live_steps": done.live_steps, "rows": result.rows(),
+        })  # fmt: skip
+        return
+    print_table(result)
+    click.echo()
+    click.echo(f"{len(covered)} settings, exact: {done.steps_held} model steps stand for {done.live_steps} of live runs")
+    click.echo(f"{trace}: the trace (asdsim inspect {trace})")
+    click.echo(f"{sweep}: {len(wide)} settings, estimated where not covered (asdsim plot {sweep} -o ..)")
+    click.echo(f"{figures}: figures, SVG and PNG, each with the data it shows")
+    click.echo("seconds: " + ", ".join(f"{name} {value}" for name, value in seconds.items()))
