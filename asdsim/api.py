@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import UsageError
+from .estimate import DRAWS, pooled_graph
 from .metrics import COLUMNS
 from .outputs import Outputs, outputs_of
 from .policy import STRICT, Grid
@@ -135,8 +136,9 @@ class Result:
         """
         walks = self._all_walks
         if not walks.exact[setting, request]:
+            name = self.graph.request_ids[request]
             raise UsageError(
-                f"the output of request {self.graph.request_ids[request]} under {self.grid.policy(setting)} is not known",
+                f"the output of request {name} under {self.grid.policy(setting)} is not known",
                 fix="its walk meets a prefix that was not captured: run asdsim cover for this setting",
             )
         edge = int(walks.edge[setting, request])
@@ -219,10 +221,11 @@ def replay(
         Axes of the grid; text as on the command line: ``"0,2,4"``, ``"0:16:.5"``, ``"1,2,inf"``.
     semantics : str
         Which reading of the rule.
-    off_trace : {"stop", "aligned", "recorded"}
+    off_trace : {"stop", "aligned", "recorded", "pooled"}
         At a prefix that was not captured: drop the request from that setting (and from its strict baseline), go on at
-        the captured step nearest to the position reached, or go on with the next captured step. The last two are
-        estimates; ``exact_share`` tells for how many requests nothing was estimated.
+        the captured step nearest to the position reached, go on with the next captured step, or go on with steps drawn
+        as :mod:`asdsim.estimate` says (counts are then averages over draws, rounded). The last three are estimates;
+        ``exact_share`` tells for how many requests nothing was estimated.
     device : {"auto", "cpu", "cuda", "reference", "python"}
         All give equal results; ``reference`` is the slow oracle, ``python`` the kernels' sources uncompiled.
     threads : int
@@ -242,18 +245,45 @@ def replay(
         If the trace cannot be trusted.
     """
     grid = Grid.product(B, g, M, semantics)
-    off_trace_code(off_trace)
+    if off_trace != "pooled":
+        off_trace_code(off_trace)
     chosen = choose_device(device)
     source = trace if isinstance(trace, Trace) else load(trace)
     graph = build_graph(source)
 
     def walk(part: Grid) -> Walks:
+        mode = "stop" if off_trace == "pooled" else off_trace
         if chosen == "reference":
-            return reference_walks(source, graph, part, off_trace)
-        return walk_grid(graph, part, off_trace=off_trace, device=chosen, threads=threads)
+            return reference_walks(source, graph, part, mode)
+        return walk_grid(graph, part, off_trace=mode, device=chosen, threads=threads)
 
-    figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
+    if off_trace == "pooled":
+        figures = _pooled_figures(graph, grid, chosen, threads, progress)
+    else:
+        figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
     return Result(source, graph, grid, off_trace, chosen, figures, _walker=walk)
+
+
+def _pooled_figures(
+    graph: Graph, grid: Grid, device: str, threads: int, progress: Callable[[int], None] | None
+) -> dict[str, npt.NDArray[Any]]:
+    """Average the figures of many random continuations; the exact share is that of the graph itself."""
+    if device == "reference":
+        raise UsageError("the reference walk has no pooled estimate", fix="use --device cpu or cuda")
+    pooled = pooled_graph(graph)
+
+    def drawn(part: Grid) -> Walks:
+        return walk_grid(pooled, part, off_trace="aligned", device=device, threads=threads)
+
+    def true(part: Grid) -> Walks:
+        return walk_grid(graph, part, device=device, threads=threads)
+
+    figures = sweep(drawn, grid, pooled.num_requests, off_trace="aligned", progress=progress)
+    exact = sweep(true, grid, graph.num_requests, off_trace="stop")
+    for name, values in figures.items():
+        if values.dtype.kind in "iu":
+            figures[name] = np.rint(values / DRAWS).astype(np.int64)
+    return {**figures, "exact_share": exact["exact_share"], "requests": np.full(len(grid), graph.num_requests)}
 
 
 def reference_blocks(trace: Trace) -> Iterator[dict[tuple[int, ...], reference.Block]]:

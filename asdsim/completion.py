@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import UsageError
 from .policy import Grid
-from .trace.reader import load_manifest
+from .trace.reader import Trace, load_manifest
 from .trace.writer import TraceWriter
 from .walk.demand import demand_of
 
@@ -36,6 +36,22 @@ def grid_entry(grid: Grid, faithful: bool) -> dict[str, Any]:
 def covered_grids(grids: list[dict[str, Any]]) -> list[Grid]:
     """Return the grids that a manifest says are covered."""
     return [Grid.product(entry["B"], entry["g"], entry["M"], entry["semantics"]) for entry in grids]
+
+
+def covered_settings(trace: Trace) -> Grid:
+    """Return every setting of the covered grids once.
+
+    Raises
+    ------
+    UsageError
+        If none is covered.
+    """
+    grids = covered_grids(trace.manifest.grids)
+    if not grids:
+        raise UsageError(
+            "the trace is not covered for any grid", where=str(trace.path), fix="give --B --g --M, or run asdsim cover"
+        )
+    return Grid.of(list(dict.fromkeys(grid.policy(n) for grid in grids for n in range(len(grid)))))
 
 
 def cover_trace(
@@ -188,11 +204,7 @@ def verify_trace(
     from .walk.path import path_of
 
     trace = load(path)
-    chosen = covered_grids(trace.manifest.grids) if grids is None else grids
-    if not chosen:
-        raise UsageError(
-            "the trace is not covered for any grid", where=str(path), fix="give --B --g --M, or run asdsim cover"
-        )
+    chosen = [covered_settings(trace)] if grids is None else grids
     graph = build_graph(trace)
     records = trace.request_records()
     policies = list(dict.fromkeys(grid.policy(n) for grid in chosen for n in range(len(grid))))
@@ -207,8 +219,7 @@ def verify_trace(
     found = Verification(pairs=len(pairs), threshold=NEAR_TIE.get(trace.manifest.logits_dtype, 1e-3))
     if near_tie is not None:
         found.threshold = near_tie
-    done = 0
-    for r, policy in pairs:
+    for done, (r, policy) in enumerate(pairs, start=1):
         visits, exact = path_of(graph, policy, r)
         if not exact:
             found.not_captured += 1
@@ -224,7 +235,6 @@ def verify_trace(
                     found.identical += 1
                 else:
                     found.differences.append(difference)
-        done += 1
         if progress:
             progress(done, len(pairs))
     return found

@@ -6,6 +6,7 @@ for a test then is one ``score`` and one ``propose`` in numpy.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias

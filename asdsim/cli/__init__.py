@@ -15,6 +15,7 @@ COMMANDS = {
     "cover": "Complete a trace for a grid, so that its replay is exact.",
     "verify": "Hold walks against live decoding, token for token.",
     "replay": "Walk a trace under a grid of settings.",
+    "fidelity": "Measure how far estimates are off, on covered edges.",
     "inspect": "Validate a trace and summarise it.",
     "plot": "Draw figures from a sweep or a trace.",
     "demo": "Capture three prompts, replay a grid, draw figures.",

@@ -74,12 +74,12 @@ def command(
         print_json("cover", {"trace": str(trace), "rows": [row]})
         return
     click.echo(
-        f"{progress.exact_pairs} of {progress.pairs} (request, setting) pairs exact; {progress.steps_added} steps added "
-        f"in {progress.waves} waves and {progress.seconds:.0f} s"
+        f"{progress.exact_pairs} of {progress.pairs} (request, setting) pairs exact; {progress.steps_added} steps "
+        f"added in {progress.waves} waves and {progress.seconds:.0f} s"
     )
     if progress.complete:
         share = progress.live_steps / max(1, progress.steps_held)
-        click.echo(f"{progress.steps_held} distinct steps stand for {progress.live_steps} of live runs: {share:.1f}x fewer")
+        click.echo(f"{progress.steps_held} steps stand for {progress.live_steps} of live runs: {share:.1f}x fewer")
     elif progress.interrupted:
         note("interrupted; what was computed is kept, run again to go on")
     else:

@@ -11,8 +11,8 @@ import click
 from .common import config_option, json_option, note, print_json, progress_bar
 
 TASKS = "gsm8k,humaneval,mt-bench"
-COVERED = {"B": "0,2,4,8", "g": ".1,.25,.5", "M": "1,2"}
-GRID = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
+COVERED: dict[str, Any] = {"B": "0,2,4,8", "g": ".1,.25,.5", "M": "1,2"}
+GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 
 
 @click.command("demo")
@@ -88,7 +88,7 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
         return
     print_table(result)
     click.echo()
-    click.echo(f"{len(covered)} settings, exact: {done.steps_held} model steps stand for {done.live_steps} of live runs")
+    click.echo(f"{len(covered)} exact settings: {done.steps_held} model steps stand for {done.live_steps} of live runs")
     click.echo(f"{trace}: the trace (asdsim inspect {trace})")
     click.echo(f"{sweep}: {len(wide)} settings, estimated where not covered (asdsim plot {sweep} -o ..)")
     click.echo(f"{figures}: figures, SVG and PNG, each with the data it shows")

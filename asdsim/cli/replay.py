@@ -31,7 +31,7 @@ SHORT = {
 @grid_options()
 @click.option("--rule", default="asd", show_default=True, help="Acceptance rule.")
 @click.option("--semantics", default="paper", show_default=True, help="Which reading of the rule.")
-@click.option("--off-trace", default="stop", show_default=True, metavar="stop|aligned|recorded",
+@click.option("--off-trace", default="stop", show_default=True, metavar="stop|aligned|recorded|pooled",
               help="At a prefix that was not captured: drop the request (exact), or estimate.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|reference")
 @click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
@@ -98,5 +98,6 @@ def print_table(result: Result) -> None:
             "stop": "they stand on the requests that never left the trace, no fair sample",
             "aligned": "they are estimates",
             "recorded": "they are estimates",
+            "pooled": "they are estimates",
         }[result.off_trace]
         note(f"{partly} of {len(frame)} settings have exact < 1: {meaning}")

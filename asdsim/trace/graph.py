@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TraceError
-from .records import FORBIDDEN_LOGIT, RequestRecord
+from .records import FORBIDDEN_LOGIT
 
 if TYPE_CHECKING:
     from .memory import StepTables

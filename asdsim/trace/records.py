@@ -53,7 +53,7 @@ class RequestRecord:
 class StepRecord:
     """One verification: K draft tokens at a prefix, and what the target said of each.
 
-    Arrays over "rows" have K + 1 entries: one per draft position and one for the bonus row; arrays over "drafts" have K.
+    Arrays of K + 1 entries have one per draft position and one for the bonus row.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class StepRecord:
     draft_logprobs : float32 (K,) or None
         The drafter's own log-probability of each draft token, in nats.
     divergences : dict of str to float32 (K,)
-        Divergences between draft and target distributions, where asked for; keys ``kl``, ``reverse_kl``, ``js``, ``tv``.
+        Divergences between draft and target distributions, where asked for: ``kl``, ``reverse_kl``, ``js``, ``tv``.
     draft_us, verify_us, select_us : float
         Microseconds spent drafting, verifying (target forward) and deciding.
     wave : int

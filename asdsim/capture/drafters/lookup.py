@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import UsageError
-from ..protocol import Drafter, Proposal
+from ..protocol import Drafter, DrafterSession, Proposal
 
 DEFAULT_NGRAM = 3
 
@@ -22,7 +22,7 @@ def parse_ngram(text: str) -> int:
     return ngram
 
 
-class Lookup(Drafter):
+class Lookup(Drafter, DrafterSession):
     """Proposes the continuation of the most recent earlier occurrence of the last n tokens, longest n first.
 
     Parameters
@@ -48,6 +48,10 @@ class Lookup(Drafter):
                 if ids[end - 1] == last and ids[end - n : end] == tail:
                     return Proposal(ids[end : end + num_draft_tokens])
         return Proposal([])
+
+    def fork(self) -> Lookup:
+        """Return the drafter itself."""
+        return self
 
     def describe(self) -> dict[str, Any]:
         """Return the kind and n."""

@@ -1,0 +1,72 @@
+"""``asdsim fidelity``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..errors import UsageError
+from .common import config_option, json_option, note, print_json
+
+SHORT = {
+    "mean_acceptance_length": "tokens/step",
+    "accepted_per_proposal": "accepted/step",
+    "steps_per_request": "steps/request",
+}
+
+
+@click.command("fidelity")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--B", "B", metavar="LIST", help="Budgets; without --B, --g, --M every covered grid is taken.")
+@click.option("--g", "g", metavar="LIST", help="Gates.")
+@click.option("--M", "M", metavar="LIST", help="Caps.")
+@click.option("--semantics", default="paper", show_default=True, help="Which reading of the rule.")
+@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for a figure of the errors.")
+@json_option
+@config_option
+def command(
+    trace: Path, B: str | None, g: str | None, M: str | None, semantics: str, seed: int, output: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Measure how far estimates are off, on a covered TRACE.
+
+    Hides the steps that cover added, estimates every setting from the captured path alone, and compares with the exact
+    walk. Settings that act as strict matching everywhere are left out.
+    """
+    given = [axis is not None for axis in (B, g, M)]
+    if any(given) and not all(given):
+        raise UsageError("--B, --g and --M belong together", fix="give all three, or none for the covered grids")
+    from ..policy import Grid
+
+    grid = Grid.product(B, g, M, semantics) if B and g and M else None
+    from .. import api
+    from ..completion import covered_settings
+    from ..fidelity import measure
+
+    source = api.load(trace)
+    found = measure(source, grid or covered_settings(source), seed=seed)
+    if as_json:
+        print_json("fidelity", {
+            "trace": str(trace), "requests": found.requests, "summary": found.summary.to_dicts(),
+            "rows": found.settings.to_dicts(),
+        })  # fmt: skip
+    else:
+        click.echo(f"{found.requests} requests, {found.summary['settings'][0]} settings that relax something")
+        click.echo("| estimate | figure | mean error | 95 % interval | worst setting | bias |")
+        click.echo("|---|---|---|---|---|---|")
+        for row in found.summary.to_dicts():
+            click.echo(
+                f"| {row['estimator']} | {SHORT[row['figure']]} | {100 * row['mean_error']:.1f} % "
+                f"| {100 * row['mean_low']:.1f} - {100 * row['mean_high']:.1f} % | {100 * row['worst_error']:.1f} % "
+                f"| {100 * row['bias']:+.1f} % |"
+            )
+        if found.requests < 30:
+            note(f"{found.requests} requests are few: the intervals are wide for that reason")
+    if output is not None:
+        from .. import plots
+
+        record = plots.provenance(f"asdsim fidelity {trace} -o {output}", source={"trace": str(trace)})
+        for path in plots.save(plots.fidelity_errors(found.settings), output / "fidelity", record):
+            note(f"wrote {path}")
