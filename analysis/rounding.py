@@ -97,9 +97,8 @@ def main() -> None:
     options.output.write_text(
         json.dumps({"command": "python analysis/rounding.py", "studies": studies}, indent=1) + "\n"
     )
-    print(
-        "| dtype | logits | against live decoding | steps | strict outcome changed | published setting changed | regret moved, median / max |"
-    )
+    head = "dtype|logits|against live decoding|steps|strict changed|published changed|regret moved, median / max"
+    print("| " + " | ".join(head.split("|")) + " |")
     print("|---|---|---|---|---|---|---|")
     for one in studies:
         for row in one["rows"]:
