@@ -27,6 +27,8 @@ class RoomyLayer(DynamicLayer):
     ``values`` stay what others expect, (batch, heads, tokens, width), as views of the buffers.
     """
 
+    keys: torch.Tensor | None
+    values: torch.Tensor | None
     _buffers: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def update(
@@ -39,16 +41,15 @@ class RoomyLayer(DynamicLayer):
             self._buffers = (_grown(self.keys, key_states, total), _grown(self.values, value_states, total))
             self.device, self.dtype, self.is_initialized = key_states.device, key_states.dtype, True
         assert self._buffers is not None
-        views = []
         for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, held:total] = new
-            views.append(buffer[:, :, :total])
-        self.keys, self.values = views
-        return self.keys, self.values
+        keys, values = (buffer[:, :, :total] for buffer in self._buffers)
+        self.keys, self.values = keys, values
+        return keys, values
 
     def _fits(self, total: int) -> bool:
         """True when what is held lies in the buffers (others may have replaced it) and there is room."""
-        if self._buffers is None or self.keys is None:
+        if self._buffers is None or self.keys is None or self.values is None:
             return False
         return all(
             held.data_ptr() == buffer.data_ptr() and held.stride() == buffer.stride() and total <= buffer.shape[-2]

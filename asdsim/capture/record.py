@@ -150,23 +150,31 @@ def divergences(target: torch.Tensor, draft: torch.Tensor, names: Sequence[str])
         Logits.
     names : sequence of str
         ``kl`` is KL(target || draft), ``reverse_kl`` KL(draft || target), ``js`` Jensen-Shannon, all in nats; ``tv`` is
-        total variation, 0 to 1.
+        total variation, 0 to 1. ``kl`` and ``reverse_kl`` are infinite where one side rules out what the other allows.
     """
-    log_p, log_q = target.log_softmax(-1), draft.log_softmax(-1)
+    log_p, log_q = _log_softmax(target), _log_softmax(draft)
     p, q = log_p.exp(), log_q.exp()
     out: dict[str, torch.Tensor] = {}
     for name in names:
         if name == "kl":
-            out[name] = (p * (log_p - log_q)).sum(-1)
+            out[name] = _relative(p, log_p, log_q)
         elif name == "reverse_kl":
-            out[name] = (q * (log_q - log_p)).sum(-1)
+            out[name] = _relative(q, log_q, log_p)
         elif name == "js":
             log_m = torch.logaddexp(log_p, log_q) - np.log(2.0)
-            out[name] = ((p * (log_p - log_m)).sum(-1) + (q * (log_q - log_m)).sum(-1)) / 2
+            out[name] = (_relative(p, log_p, log_m) + _relative(q, log_q, log_m)) / 2
         else:
             out[name] = (p - q).abs().sum(-1) / 2
-    largest = torch.finfo(torch.float32).max
-    return {name: value.clamp(0, largest).cpu().numpy() for name, value in out.items()}
+    return {name: value.clamp(min=0).cpu().numpy() for name, value in out.items()}
+
+
+def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    return logits.masked_fill(logits == FORBIDDEN_LOGIT, -torch.inf).log_softmax(-1)
+
+
+def _relative(p: torch.Tensor, log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """Return the sum of p log(p / q) over p > 0; infinite where q rules out what p allows."""
+    return torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""``kill -9`` at 20 random moments of a real capture, then ``--resume``: as if it had never been interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from asdsim.trace import read_trace
+from tests.support.tracefiles import difference
+
+KILLS, REQUESTS = 20, 14
+ROOT = Path(__file__).parents[2]
+
+# Imports once, then forks one child per attempt: each runs the command line as it is.
+SERVER = """
+import os, sys, json
+import torch, transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaForCausalLM
+import asdsim.capture.run, asdsim.capture.loop, asdsim.capture.hf, asdsim.trace.writer, asdsim.cli.capture
+from asdsim.cli import main
+torch.set_num_threads(1)
+print("ready", flush=True)
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        main(json.loads(line))
+        os._exit(99)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+def test_killed_at_random_moments_and_resumed(saved: Path, tmp_path: Path) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+    )  # fmt: skip
+    assert server.stdin is not None and server.stdout is not None
+
+    def start(folder: Path) -> int:
+        args = [
+            "capture", "-o", str(folder), "--target", str(saved / "model"), "--drafter", "layer-skip:1",
+            "--task", f"jsonl:{saved / 'prompts.jsonl'}", "--max-new-tokens", "12", "--K", "4",
+            "--flush-every", "1", "--resume", "--limit", str(REQUESTS),
+        ]  # fmt: skip
+        server.stdin.write(json.dumps(args) + "\n")
+        server.stdin.flush()
+        return int(server.stdout.readline())
+
+    def status() -> int:
+        return int(server.stdout.readline())
+
+    try:
+        assert server.stdout.readline() == "ready\n"
+        began = time.perf_counter()
+        start(tmp_path / "whole")
+        assert status() == 0
+        seconds = time.perf_counter() - began
+        expected = read_trace(tmp_path / "whole")
+        assert expected.requests.num_rows == REQUESTS
+
+        rng = random.Random(3)
+        kills, partial, runs = 0, 0, 0
+        folder = tmp_path / "0"
+        while kills < KILLS:
+            child = start(folder)
+            time.sleep(rng.uniform(0.0, 0.7 * seconds))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            if status() == 0:  # done before the signal came: begin another trace
+                assert difference(read_trace(folder), expected, times=False) is None
+                runs += 1
+                folder = tmp_path / str(runs)
+                continue
+            kills += 1
+            if (folder / "manifest.json").exists():
+                found = read_trace(folder)
+                assert found.request_ids() == expected.request_ids()[: found.requests.num_rows]
+                partial += 0 < found.requests.num_rows < expected.requests.num_rows
+        start(folder)
+        assert status() == 0
+        found = read_trace(folder)
+        assert len(set(found.request_ids())) == found.requests.num_rows == REQUESTS
+        assert difference(found, expected, times=False) is None
+        assert partial >= 5, "the kills must fall into the decoding"
+    finally:
+        server.stdin.close()
+        server.wait(20)
