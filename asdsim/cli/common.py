@@ -68,9 +68,12 @@ def grid_options(
             ("g", gate, "Gate on regret / suffix value, in logits."),
             ("B", budget, "Regret budget per request, in logits."),
         ):
+            given: dict[str, Any] = (
+                {"required": True} if default is None else {"default": default, "show_default": True}
+            )
             function = click.option(
-                f"--{flag}", flag, default=default, required=default is None, show_default=default is not None,
-                metavar="LIST", help=f"{text} Comma list and inclusive ranges start:stop:step; inf allowed.",
+                f"--{flag}", flag, metavar="LIST", **given,
+                help=f"{text} Comma list and inclusive ranges start:stop:step; inf allowed.",
             )(function)  # fmt: skip
         return function
 

@@ -1,0 +1,157 @@
+"""The command line: what it prints, exit statuses, and one clear line for everything that cannot be meant."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import asdsim
+from asdsim.cli import COMMANDS, main
+from asdsim.metrics import COLUMNS
+from tests.support.toytrace import ToyModel, write_toy_trace
+
+AXES = ["--B", "0,1,4", "--g", ".25,inf", "--M", "1,inf"]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("toy") / "trace"
+    write_toy_trace(path, ToyModel(3, 40), count=5, cover=30)
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main([str(arg) for arg in args])
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_replay_json_holds_every_figure(capsys, trace):
+    status, out, _ = run(capsys, "replay", trace, *AXES, "--json")
+    answer = json.loads(out)
+    assert status == 0 and answer["schema_version"] == 1 and answer["command"] == "replay"
+    assert len(answer["rows"]) == 3 * 2 * 2 and list(answer["rows"][0]) == list(COLUMNS)
+    row = answer["rows"][-1]
+    assert (row["B"], row["g"], row["M"]) == (4, "inf", "inf")
+    assert sum(row["acceptance_histogram"]) == row["num_spec_steps"]
+    assert sum(j * n for j, n in enumerate(row["acceptance_histogram"])) == row["num_accepted_draft_tokens"]
+
+
+def test_replay_is_the_same_on_every_device_and_from_python(capsys, trace, tmp_path):
+    frames = []
+    for device in ("cpu", "reference", "python"):
+        file = tmp_path / f"{device}.parquet"
+        assert run(capsys, "replay", trace, *AXES, "--device", device, "-o", file)[0] == 0
+        frames.append(pl.read_parquet(file))
+    assert frames[0].equals(frames[1]) and frames[0].equals(frames[2])
+    assert frames[0].equals(asdsim.replay(trace, B=[0, 1, 4], g=[0.25, float("inf")], M="1,inf").frame())
+
+
+def test_replay_table_says_what_is_not_exact(capsys, trace):
+    status, out, err = run(capsys, "replay", trace, "--B", "4", "--g", "inf", "--M", "inf")
+    assert status == 0 and "tokens/step" in out and "exact < 1" in err
+    for mode in ("aligned", "recorded", "pooled"):
+        assert (
+            "estimates" in run(capsys, "replay", trace, "--B", "4", "--g", "inf", "--M", "inf", "--off-trace", mode)[2]
+        )
+
+
+def test_a_config_file_lies_under_the_flags(capsys, trace, tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_text('B = [0, 1]\ng = ".5"\n[replay]\nM = 2\n')
+    rows = json.loads(run(capsys, "replay", trace, "--config", file, "--json")[1])["rows"]
+    assert [(row["B"], row["g"], row["M"]) for row in rows] == [(0, 0.5, 2), (1, 0.5, 2)]
+    rows = json.loads(run(capsys, "replay", trace, "--config", file, "--B", "3", "--json")[1])["rows"]
+    assert [row["B"] for row in rows] == [3]
+    file.write_text("Budget = 3\n")
+    assert "unknown key 'Budget'" in run(capsys, "replay", trace, "--config", file)[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["repaly"], "did you mean 'replay'"),
+        (["replay", "TRACE"], "Missing option"),
+        (["replay", "TRACE", *AXES, "--rule", "asdd"], "did you mean 'asd'"),
+        (["replay", "TRACE", *AXES, "--semantics", "papr"], "did you mean 'paper'"),
+        (["replay", "TRACE", *AXES, "--off-trace", "stopp"], "did you mean 'stop'"),
+        (["replay", "TRACE", *AXES, "--device", "gpu"], "known: auto"),
+        (["replay", "TRACE", "--B", "-1", "--g", "1", "--M", "1"], "B=-1 is negative"),
+        (["replay", "TRACE", "--B", "nan", "--g", "1", "--M", "1"], "B is NaN"),
+        (["replay", "TRACE", "--B", "1", "--g", "1", "--M", "1.5"], "M=1.5 is not a whole number"),
+        (["replay", "TRACE", "--B", "0:inf:1", "--g", "1", "--M", "1"], "never ends"),
+        (["replay", "nowhere", *AXES], "nowhere"),
+        (["replay", "TRACE", *AXES, "-o", "x.csv"], "ends in .parquet"),
+        (["replay", "TRACE", *AXES, "--threads", "-1"], "negative"),
+        (["verify", "TRACE", "--B", "1"], "belong together"),
+        (["verify", "TRACE"], "not covered for any grid"),
+        (["fidelity", "TRACE"], "not covered for any grid"),
+        (["cover", "TRACE", *AXES, "--batch", "0"], "--batch 0 is too small"),
+        (["cover", "nowhere", *AXES], "nowhere"),
+        (["inspect", "nowhere"], "nowhere"),
+        (["capture", "-o", "TRACE", "--task", "gsm8k"], "already holds a trace"),
+        (["capture", "-o", "new", "--task", "gsm9k"], "did you mean 'gsm8k'"),
+        (["capture", "-o", "new", "--task", "gsm8k", "--drafter", "layerskip"], "did you mean 'layer-skip'"),
+        (["capture", "-o", "new", "--task", "gsm8k", "--K", "0"], "K"),
+        (["capture", "-o", "new", "--task", "gsm8k", "--temperature", "0.7"], "greedy"),
+        (["capture", "-o", "new", "--task", "gsm8k", "--target", "smollm2-135"], "did you mean 'smollm2-135m'"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_status_2(capsys, trace, tmp_path, monkeypatch, args, message):
+    monkeypatch.chdir(tmp_path)
+    before = {file: file.read_bytes() for file in trace.iterdir()}
+    status, out, err = run(capsys, *[trace if arg == "TRACE" else arg for arg in args])
+    assert status == 2 and out == ""
+    assert err.startswith("asdsim: error: ") and err.count("\n") == 1 and message in err
+    assert {file: file.read_bytes() for file in trace.iterdir()} == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fidelity_measures_the_estimates(capsys, trace):
+    status, _, err = run(capsys, "fidelity", trace, "--B", "4", "--g", "9", "--M", "9")
+    assert status == 2 and "not exact" in err
+    status, _, err = run(capsys, "fidelity", trace, "--B", "0", "--g", "9", "--M", "9")
+    assert status == 2 and "acts as strict" in err
+
+
+def test_heavy_packages_load_only_where_they_are_needed():
+    script = (
+        "import sys, asdsim.cli as c\n"
+        "try: c.main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & "
+        "{'torch', 'transformers', 'numba', 'polars', 'matplotlib', 'pyarrow', 'scipy'}))"
+    )
+
+    def loaded(*args: str) -> str:
+        done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, check=True)
+        return done.stdout.strip().splitlines()[-1]
+
+    assert loaded("--help") == "[]"
+    for name in COMMANDS:
+        assert loaded(name, "--help") == "[]", name
+
+
+def test_replay_never_imports_torch(trace):
+    script = (
+        "import sys\n"
+        "import asdsim\n"
+        "asdsim.replay(sys.argv[1], B=[0, 1], g=1, M=1).frame()\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", script, str(trace)], check=True)
+
+
+def test_result_in_python(trace):
+    result = asdsim.replay(trace, B="0,1,4", g="inf", M="1,inf", off_trace="aligned")
+    assert len(result) == 6 and "<table" in result._repr_html_()
+    front = result.pareto()
+    assert front["regret_spent_mean"].is_sorted() and front["mean_acceptance_length"].is_sorted()
+    with pytest.raises(asdsim.AsdsimError, match="no figure is called"):
+        result.pareto(gain="speed")
