@@ -28,14 +28,18 @@ def grid_entry(grid: Grid, faithful: bool) -> dict[str, Any]:
     return {
         "rule": "asd",
         "semantics": grid.semantics,
-        **{axis: list(values) for axis, values in grid.axes.items()},
+        **{axis: ["inf" if value == float("inf") else value for value in values] for axis, values in grid.axes.items()},
         "faithful": faithful,
     }
 
 
 def covered_grids(grids: list[dict[str, Any]]) -> list[Grid]:
     """Return the grids that a manifest says are covered."""
-    return [Grid.product(entry["B"], entry["g"], entry["M"], entry["semantics"]) for entry in grids]
+    # JSON has no infinity: the manifest writes "inf", which float() reads.
+    return [
+        Grid.product(*([float(value) for value in entry[axis]] for axis in ("B", "g", "M")), entry["semantics"])
+        for entry in grids
+    ]
 
 
 def covered_settings(trace: Trace) -> Grid:
