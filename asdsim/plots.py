@@ -83,7 +83,7 @@ OFF_TRACE_NOTE = {
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def styled() -> Iterator[None]:
     # From the defaults, so that a user's own matplotlib settings change no figure.
     parameters: Any = {**dict(matplotlib.rcParamsDefault), **STYLE}
     parameters.pop("backend", None)
@@ -232,7 +232,7 @@ def acceptance_distribution(frame: pl.DataFrame) -> Figure:
     """
     rows = pick_settings(frame).to_dicts()
     width = max(len(row["acceptance_histogram"]) for row in rows)
-    with _style():
+    with styled():
         figure = Figure(figsize=(max(6.4, 0.55 * width + 2), 4.2), layout="constrained")
         axes = figure.add_subplot()
         bar = 0.8 / len(rows)
@@ -269,7 +269,7 @@ def acceptance_by_position(frame: pl.DataFrame, *, match_share: npt.NDArray[np.f
     rows = pick_settings(frame).to_dicts()
     width = max(len(row["acceptance_histogram"]) for row in rows)
     position = np.arange(1, width)
-    with _style():
+    with styled():
         figure = Figure(figsize=(8.6, 4.2), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for nth, row in enumerate(rows):
@@ -322,7 +322,7 @@ def regret_distribution(
     present = [(name, pair) for name, pair in groups.items() if len(pair[0])]
     if not present:
         raise UsageError("no mismatch to draw: every draft token is the target's choice")
-    with _style():
+    with styled():
         figure = Figure(figsize=(8.6, 4.2), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for which, axes in enumerate(panels):
@@ -405,7 +405,7 @@ def acceptance_heatmap(frame: pl.DataFrame) -> Figure:
     panel_w = min(max(len(budgets) * cell_w, 2.2), 4.2 if across > 1 else 8.0)
     panel_h = min(max(len(gates) * cell_h, 1.6), 4.5)
     readable = panel_w / len(budgets) >= 0.4 and panel_h / len(gates) >= 0.26
-    with _style():
+    with styled():
         figure = Figure(figsize=(across * (panel_w + 0.35) + 1.6, down * (panel_h + 0.55) + 1.2), layout="constrained")
         panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         image = None
@@ -644,7 +644,7 @@ def save(
     text = re.sub(
         r"\[\n[^\[\]{}]*\]", lambda flat: re.sub(r"\n\s*", " ", flat[0]), text
     )  # a list of numbers on one line
-    with _style():
+    with styled():
         content = [_drawn(figure, "svg"), _drawn(figure, "png"), text.encode()]
     try:
         base.parent.mkdir(parents=True, exist_ok=True)

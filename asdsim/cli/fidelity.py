@@ -65,8 +65,8 @@ def command(
         if found.requests < 30:
             note(f"{found.requests} requests are few: the intervals are wide for that reason")
     if output is not None:
-        from .. import plots
+        from .. import plots, plots_exact
 
         record = plots.provenance(f"asdsim fidelity {trace} -o {output}", source={"trace": str(trace)})
-        for path in plots.save(plots.fidelity_errors(found.settings), output / "fidelity", record):
+        for path in plots.save(plots_exact.fidelity_errors(found.settings), output / "fidelity", record):
             note(f"wrote {path}")
