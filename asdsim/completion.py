@@ -35,11 +35,12 @@ def grid_entry(grid: Grid, faithful: bool) -> dict[str, Any]:
 
 def covered_grids(grids: list[dict[str, Any]]) -> list[Grid]:
     """Return the grids that a manifest says are covered."""
+
     # JSON has no infinity: the manifest writes "inf", which float() reads.
-    return [
-        Grid.product(*([float(value) for value in entry[axis]] for axis in ("B", "g", "M")), entry["semantics"])
-        for entry in grids
-    ]
+    def axis(entry: dict[str, Any], name: str) -> list[float]:
+        return [float(value) for value in entry[name]]
+
+    return [Grid.product(axis(entry, "B"), axis(entry, "g"), axis(entry, "M"), entry["semantics"]) for entry in grids]
 
 
 def covered_settings(trace: Trace) -> Grid:
