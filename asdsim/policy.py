@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import UsageError, unknown_name
+from .layout import DEFAULT, LEDGERS, Layout
 from .rule import JUDGES
 
 MAX_AXIS = 1_000_000
@@ -43,16 +44,23 @@ class Policy:
         M, relaxed tokens per block; a whole number or ``inf``.
     semantics : str
         Which reading of the rule: a key of :data:`asdsim.rule.JUDGES`.
+    layout : Layout
+        How mismatches are scored and charged. Under another rule than ASD, B and M are ``inf`` and g is its limit.
+    label : str
+        How to call a setting of another rule.
     """
 
     budget: float
     gate: float
     cap: float
     semantics: str = "paper"
+    layout: Layout = DEFAULT
+    label: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         check_value("B", self.budget)
-        check_value("g", self.gate)
+        if self.layout.rule == "asd":
+            check_value("g", self.gate)
         check_value("M", self.cap)
         if self.semantics not in JUDGES:
             raise unknown_name("semantics", self.semantics, list(JUDGES))
@@ -62,7 +70,30 @@ class Policy:
         return replace(self, semantics=semantics)
 
     def __str__(self) -> str:
-        return f"B={self.budget:g} g={self.gate:g} M={self.cap:g}"
+        return self.label or f"B={self.budget:g} g={self.gate:g} M={self.cap:g}"
+
+
+SEMANTICS = {"paper": "suffix", "core": "suffix", "dspark": "normalised", "lightllm": "suffix"}
+"""Readings of ASD, and the value scheme of each."""
+
+
+def reading(semantics: str, *, regret: str = "logit", value: str = "", ledger: str = "request") -> tuple[str, Layout]:
+    """Return the judge and the layout of a reading of ASD.
+
+    Raises
+    ------
+    UsageError
+        On an unknown name, or a ledger that this reading does not have.
+    """
+    if semantics not in SEMANTICS:
+        raise unknown_name("semantics", semantics, list(SEMANTICS))
+    if ledger not in LEDGERS:
+        raise unknown_name("ledger", ledger, list(LEDGERS))
+    judge = f"{semantics}:block" if ledger == "block" else semantics
+    if judge not in JUDGES:
+        raise UsageError(f"semantics {semantics} has no ledger per block", fix="use --semantics paper")
+    mismatch = "regret" if semantics == "lightllm" else "id"
+    return judge, Layout(regret=regret, value=value or SEMANTICS[semantics], mismatch=mismatch)
 
 
 STRICT = Policy(0.0, 0.0, 0.0)
@@ -146,6 +177,10 @@ class Grid:
         B, g and M of each setting.
     semantics : str
         Shared by all settings.
+    layout : Layout
+        Shared by all settings.
+    labels : list of str
+        How to call settings of another rule than ASD.
     """
 
     budget: npt.NDArray[np.float64]
@@ -153,16 +188,20 @@ class Grid:
     cap: npt.NDArray[np.float64]
     semantics: str = "paper"
     axes: dict[str, list[float]] = field(default_factory=dict, compare=False)
+    layout: Layout = DEFAULT
+    labels: list[str] = field(default_factory=list, compare=False)
 
     def __len__(self) -> int:
         return int(self.budget.shape[0])
 
     def __getitem__(self, part: slice) -> Grid:
-        return Grid(self.budget[part], self.gate[part], self.cap[part], self.semantics)
+        cut = [axis[part] for axis in (self.budget, self.gate, self.cap)]
+        return Grid(*cut, self.semantics, layout=self.layout, labels=self.labels[part])
 
     def policy(self, index: int) -> Policy:
         """Return one setting."""
-        return Policy(float(self.budget[index]), float(self.gate[index]), float(self.cap[index]), self.semantics)
+        numbers = float(self.budget[index]), float(self.gate[index]), float(self.cap[index])
+        return Policy(*numbers, self.semantics, self.layout, self.labels[index] if self.labels else "")
 
     @classmethod
     def product(
@@ -171,31 +210,54 @@ class Grid:
         g: float | str | Iterable[float],
         M: float | str | Iterable[float],
         semantics: str = "paper",
+        *,
+        regret: str = "logit",
+        value: str = "",
+        ledger: str = "request",
+        gate: bool = True,
     ) -> Grid:
         """Return every combination, B outermost and M innermost.
+
+        Parameters
+        ----------
+        B, g, M : float, list of float, or str
+        semantics : str
+            Key of :data:`SEMANTICS`.
+        regret, value, ledger : str
+            See :class:`asdsim.layout.Layout`; by default the value scheme of the semantics. ``ledger`` is ``request``,
+            ``block`` (spent starts from 0 in every block) or ``none`` (no budget: B is not looked at).
+        gate : bool
+            False lifts the gate: g is not looked at.
 
         Raises
         ------
         UsageError
             On a value that cannot be meant, or an unknown semantics.
         """
-        if semantics not in JUDGES:
-            raise unknown_name("semantics", semantics, list(JUDGES))
-        axes = {"B": axis_values("B", B), "g": axis_values("g", g), "M": axis_values("M", M)}
-        budget, gate, cap = (axis.ravel() for axis in np.meshgrid(axes["B"], axes["g"], axes["M"], indexing="ij"))
-        return cls(budget, gate, cap, semantics, axes)
+        judge, layout = reading(semantics, regret=regret, value=value, ledger=ledger)
+        axes = {
+            "B": axis_values("B", B if ledger != "none" else math.inf),
+            "g": axis_values("g", g if gate else math.inf),
+            "M": axis_values("M", M),
+        }
+        budget, limit, cap = (axis.ravel() for axis in np.meshgrid(axes["B"], axes["g"], axes["M"], indexing="ij"))
+        return cls(budget, limit, cap, judge, axes, layout)
 
     @classmethod
     def of(cls, policies: Sequence[Policy]) -> Grid:
         """Return the given settings in their order; all must share one semantics."""
         if not policies:
             raise UsageError("no setting given")
-        names = {policy.semantics for policy in policies}
+        names = {(policy.semantics, policy.layout) for policy in policies}
         if len(names) > 1:
-            raise UsageError(f"settings of several semantics in one grid: {', '.join(sorted(names))}")
+            found = ", ".join(sorted(f"{semantics} {layout}" for semantics, layout in names))
+            raise UsageError(f"settings of several semantics or rules in one grid: {found}")
+        semantics, layout = names.pop()
         return cls(
             np.array([policy.budget for policy in policies], np.float64),
             np.array([policy.gate for policy in policies], np.float64),
             np.array([policy.cap for policy in policies], np.float64),
-            names.pop(),
+            semantics,
+            layout=layout,
+            labels=[policy.label for policy in policies] if policies[0].label else [],
         )

@@ -65,7 +65,95 @@ def judge_paper(
     return ACCEPT
 
 
+def judge_core(
+    score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
+) -> int:
+    """Decide as the reference implementation's core does; parameters as :func:`judge_paper`.
+
+    The budget test is C <= (B - s) + 1e-9, in this order of operations, and g = 0 is strict as B = 0 is (M = 0 is
+    strict by (8) anyway).
+    """
+    if gate == 0.0 or not score <= gate:
+        return GATE
+    if budget == 0.0 or not charge <= (budget - spent) + 1e-9:
+        return BUDGET
+    if count > cap:
+        return CAP
+    return ACCEPT
+
+
+def judge_dspark(
+    score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
+) -> int:
+    """Decide as the DSpark reproduction does; parameters as :func:`judge_paper`, score r / ((K - i) / K).
+
+    Something of the budget must be left before the mismatch, C without it < B - s, and it must fit, C <= B - s: once
+    the budget is used up to the last bit, even a tie is refused, and B = 0 is strict for that reason.
+    """
+    if not score <= gate:
+        return GATE
+    left = budget - spent
+    if not (before < left and charge <= left):
+        return BUDGET
+    if count > cap:
+        return CAP
+    return ACCEPT
+
+
+def judge_lightllm(
+    score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
+) -> int:
+    """Decide as the LightLLM pull request does; parameters as :func:`judge_paper`.
+
+    A mismatch is a positive regret here, not another id, so ties never come before this judge and B = 0 accepts them:
+    no setting is strict by id. The ledger ``spent`` is kept in float32, see :func:`settle_single`.
+    """
+    if not score <= gate:
+        return GATE
+    if not spent + charge <= budget:
+        return BUDGET
+    if count > cap:
+        return CAP
+    return ACCEPT
+
+
+def judge_paper_block(
+    score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
+) -> int:
+    """Decide as :func:`judge_paper` with a ledger that starts anew in every block."""
+    if not score <= gate:
+        return GATE
+    if budget == 0.0 or not charge <= budget:
+        return BUDGET
+    if count > cap:
+        return CAP
+    return ACCEPT
+
+
+def settle_double(spent: float, charge: float) -> float:
+    """Return the ledger after a block, equation (10), in float64."""
+    return spent + charge
+
+
+def settle_single(spent: float, charge: float) -> float:
+    """Return the ledger after a block, kept in float32."""
+    return single(spent + charge)
+
+
+def single(x: float) -> float:
+    """Return the float32 nearest to x, ties to even; kernels replace this by a cast."""
+    if x == 0.0 or not math.isfinite(x):
+        return x
+    fraction, exponent = math.frexp(x)
+    bits = min(24, exponent + 149)  # fewer below the smallest normal number
+    if bits < 0:
+        return 0.0
+    rounded = math.ldexp(float(round(math.ldexp(fraction, bits))), exponent - bits)
+    return math.copysign(math.inf, x) if abs(rounded) > 3.4028234663852886e38 else rounded
+
+
 judge = judge_paper
+settle = settle_double
 
 
 def accept_block(position, score, charge, lo, hi, stop, spent, budget, gate, cap):  # type: ignore[no-untyped-def]
@@ -105,29 +193,60 @@ def bind(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
     return bound
 
 
-JUDGES: dict[str, Callable[..., int]] = {"paper": judge_paper}
-"""One judge per semantics. All share the signature of :func:`judge_paper`."""
+JUDGES: dict[str, Callable[..., int]] = {
+    "paper": judge_paper,
+    "core": judge_core,
+    "dspark": judge_dspark,
+    "paper:block": judge_paper_block,
+}
+"""One judge per semantics. All share the signature of :func:`judge_paper`; kernels are compiled around each of them.
+``:block`` is the ledger that starts anew in every block."""
+
+SETTLES: dict[str, Callable[[float, float], float]] = {"lightllm": settle_single}
+"""How a block's charge enters the ledger, where not by :func:`settle_double`."""
+
+
+def accept(
+    positions: Sequence[int],
+    scores: Sequence[float],
+    charges: Sequence[float],
+    stop: int,
+    spent: float,
+    budget: float,
+    gate: float,
+    cap: float,
+    semantics: str = "paper",
+) -> tuple[int, float, int, int]:
+    """Decide a block whose mismatches are laid out; parameters and results as :func:`decide`."""
+    walk = bind(accept_block, judge=JUDGES[semantics])
+    outcome, charge, count, verdict = walk(
+        positions, scores, charges, 0, len(positions), stop, spent, budget, gate, cap
+    )
+    return (stop if verdict == ACCEPT else positions[outcome]), charge, count, verdict
 
 
 def mismatches(
-    draft_ids: Sequence[int], argmax_ids: Sequence[int], regrets: Sequence[float]
+    draft_ids: Sequence[int], argmax_ids: Sequence[int], regrets: Sequence[float], semantics: str = "paper"
 ) -> tuple[list[int], list[float], list[float]]:
     """Lay out a block: positions, scores r/q and charges r of its mismatches, equations (2) to (5).
+
+    ``dspark`` divides by (K - i) / K; to ``lightllm`` a tie is no mismatch. Both let a non-finite regret through, which
+    no gate then accepts if it is NaN.
 
     Raises
     ------
     ValueError
-        If a mismatch has a negative or non-finite regret.
+        If a mismatch has a negative or non-finite regret, under ``paper`` and ``core``.
     """
     width = len(draft_ids)
     positions, scores, charges = [], [], []
     for i in range(width):
-        if draft_ids[i] != argmax_ids[i]:
-            regret = float(regrets[i])
-            if not (regret >= 0.0 and math.isfinite(regret)):
+        regret = float(regrets[i])
+        if draft_ids[i] != argmax_ids[i] and not (semantics == "lightllm" and regret <= 0.0):
+            if semantics not in ("dspark", "lightllm") and not (regret >= 0.0 and math.isfinite(regret)):
                 raise ValueError(f"regret {regret} at position {i} is not a finite number >= 0")
             positions.append(i)
-            scores.append(regret / (width - i))
+            scores.append(regret / ((width - i) / width if semantics == "dspark" else width - i))
             charges.append(regret)
     return positions, scores, charges
 
@@ -169,9 +288,5 @@ def decide(
     verdict : int
         Why the block ended: ``ACCEPT`` where nothing was refused.
     """
-    positions, scores, charges = mismatches(draft_ids, argmax_ids, regrets)
-    walk = bind(accept_block, judge=JUDGES[semantics])
-    outcome, charge, count, verdict = walk(
-        positions, scores, charges, 0, len(positions), stop, spent, budget, gate, cap
-    )
-    return (stop if verdict == ACCEPT else positions[outcome]), charge, count, verdict
+    positions, scores, charges = mismatches(draft_ids, argmax_ids, regrets, semantics)
+    return accept(positions, scores, charges, stop, spent, budget, gate, cap, semantics)

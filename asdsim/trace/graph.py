@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TraceError
+from ..layout import DEFAULT, Layout, Rows, is_mismatch, lay_out, run_lengths
 from .records import FORBIDDEN_LOGIT
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class Graph:
     mm_regret : float64 (m,)
         r_i in logits.
     mm_score, mm_charge : float64 (m,)
-        What the rule compares with its gate, and what it adds to the ledger: r_i / q_i and r_i for ASD.
+        What the rule compares with its gate, and what it adds to the ledger: r_i / q_i and r_i for ASD; see
+        :mod:`asdsim.layout`.
     edge_next : int32 (S + m,)
         Next step, ``END`` or ``MISSING``.
     edge_accepted, edge_tokens : int32 (S + m,)
@@ -109,18 +111,24 @@ class Graph:
         return step, int(edge - first[step])
 
 
-def build_graph(trace: StepTables) -> Graph:
+def build_graph(trace: StepTables, layout: Layout = DEFAULT) -> Graph:
     """Lay out a trace.
+
+    Parameters
+    ----------
+    trace : StepTables
+    layout : Layout
+        The rule that scores and charges mismatches; by default ASD's r/q and r.
 
     Returns
     -------
     Graph
-        With ASD's scores (r/q) and charges (r).
 
     Raises
     ------
     TraceError
-        Where two steps of a request stand on the same prefix, or a step's parent is not an earlier step.
+        Where two steps of a request stand on the same prefix, a step's parent is not an earlier step, or the rule
+        cannot score a row.
     """
     requests = trace.request_records()
     step_request = np.ascontiguousarray(trace.step_request, np.int32)
@@ -140,16 +148,29 @@ def build_graph(trace: StepTables) -> Graph:
 
     num_steps = len(drafted)
     row_step = np.repeat(np.arange(num_steps), drafted + 1)
+    if layout.width:
+        drafted = np.minimum(drafted, np.int32(layout.width))
     row_pos = (np.arange(len(draft)) - pos_ptr[row_step]).astype(np.int32)
     stop, eos_end = _reach(requests, step_request, drafted, start, draft, row_step, row_pos)
 
-    laid = (row_pos < drafted[row_step]) & (draft != choice) & (row_pos < stop[row_step])
-    rows = np.flatnonzero(laid)
+    inside = row_pos < drafted[row_step]
+    rows = np.flatnonzero(inside & is_mismatch(layout, draft, choice, regret) & (row_pos < stop[row_step]))
     mm_ptr = np.zeros(num_steps + 1, np.int64)
     np.cumsum(np.bincount(row_step[rows], minlength=num_steps), out=mm_ptr[1:])
     mm_pos, mm_regret = row_pos[rows], regret[rows]
-    mm_score = mm_regret / (drafted[row_step[rows]] - mm_pos)
-    mm_score[np.isinf(mm_regret)] = np.nan  # ruled out by the target: no gate lets a NaN pass, not even inf
+    mm_score, mm_charge = lay_out(
+        layout,
+        Rows(
+            tables=trace,
+            rows=rows,
+            step=row_step[rows],
+            i=mm_pos.astype(np.int64),
+            width=drafted[row_step[rows]].astype(np.int64),
+            run=run_lengths(inside & (draft == choice), row_step, rows),
+            regret=mm_regret,
+            prefix=lambda step: prefix_tokens(trace, step),
+        ),
+    )
 
     num_edges = num_steps + len(rows)
     edge_accepted = np.empty(num_edges, np.int32)
@@ -191,7 +212,7 @@ def build_graph(trace: StepTables) -> Graph:
         mm_pos=mm_pos,
         mm_regret=mm_regret,
         mm_score=mm_score,
-        mm_charge=mm_regret.copy(),
+        mm_charge=mm_charge,
         edge_next=edge_next,
         edge_accepted=edge_accepted,
         edge_tokens=edge_tokens,

@@ -67,7 +67,9 @@ class MemoryTrace:
         field, missing, kind = _POSITIONS[name]
         parts = []
         for step in self._flat:
-            part = getattr(step, field)
+            part = step.divergences.get(name) if field == "divergences" else getattr(step, field)
+            if part is None:  # a column that this drafter cannot fill
+                part = np.full(step.num_draft_tokens, np.nan, kind)
             parts.append(part if missing is None else np.append(part, np.array(missing, kind)))
         if parts:
             return np.concatenate(parts)
@@ -81,4 +83,8 @@ _POSITIONS: dict[str, tuple[str, float | None, Any]] = {
     "top_ids": ("top_ids", None, np.int32),
     "top_logits": ("top_logits", None, np.float32),
     "logsumexp": ("logsumexp", None, np.float32),
+    "entropy": ("entropy", None, np.float32),
+    "rank": ("ranks", -1, np.int32),
+    "draft_logprob": ("draft_logprobs", np.nan, np.float32),
+    **dict.fromkeys(("kl", "reverse_kl", "js", "tv"), ("divergences", np.nan, np.float32)),
 }

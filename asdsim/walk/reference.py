@@ -13,19 +13,30 @@ Sums run from left to right from 0.0; the budget test adds the block's charge to
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
 class Block:
-    """One verification as the oracle sees it: plain lists, and the generated tokens that it stands behind."""
+    """One verification as the oracle sees it: plain lists, and the generated tokens that it stands behind.
+
+    ``cost`` is what mismatches are charged where that is not their regret in logits. ``rows`` holds what rules other
+    than ASD ask for, one dictionary of recorded columns per draft position.
+    """
 
     prefix: tuple[int, ...]
     draft: list[int]
     choice: list[int]
     regret: list[float]
     captured: bool = True
+    cost: list[float] | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+Allows = Callable[[Block, int], bool]
 
 
 @dataclass
@@ -41,31 +52,94 @@ class Outcome:
     left: int = 0
 
 
-def charge_of(block: Block, length: int) -> float:
-    """Return the sum of the regrets of the mismatches among the first ``length`` draft tokens, in logits."""
+def relaxed_positions(block: Block, length: int, semantics: str = "paper") -> list[int]:
+    """Return where the first ``length`` draft tokens hold a mismatch: another id; to lightllm, a positive regret."""
+    if semantics == "lightllm":
+        return [i for i in range(length) if block.draft[i] != block.choice[i] and not block.regret[i] <= 0]
+    return [i for i in range(length) if block.draft[i] != block.choice[i]]
+
+
+def charge_of(block: Block, length: int, semantics: str = "paper") -> float:
+    """Return the sum of the regrets of the mismatches among the first ``length`` draft tokens."""
     total = 0.0
-    for i in range(length):
-        if block.draft[i] != block.choice[i]:
-            total = total + block.regret[i]
+    for i in relaxed_positions(block, length, semantics):
+        total = total + (block.regret[i] if block.cost is None else block.cost[i])
     return total
 
 
-def broken_condition(block: Block, length: int, spent: float, B: float, g: float, M: float) -> str:
-    """Say which condition the prefix of this length breaks: ``""`` for none, ``gate``, ``budget`` or ``cap``."""
-    relaxed = [i for i in range(length) if block.draft[i] != block.choice[i]]
+def value_of(block: Block, i: int, scheme: str) -> float:
+    """Return what is lost by a rejection at position i."""
+    width = len(block.draft)
+    if scheme == "unit":
+        return 1.0
+    if scheme == "reuse":
+        value = 1.0
+        for j in range(i + 1, width):
+            if block.draft[j] != block.choice[j]:
+                break
+            value += 1.0
+        return value
+    if scheme == "reciprocal":
+        return (width - i) * (1 / width)
+    return (width - i) / width if scheme == "normalised" else float(width - i)
+
+
+def broken_condition(
+    block: Block, length: int, spent: float, B: float, g: float, M: float, semantics: str = "paper", value: str = ""
+) -> str:
+    """Say which condition the prefix of this length breaks: ``""`` for none, ``gate``, ``budget`` or ``cap``.
+
+    ``semantics`` is one of the four readings of ASD; ``:block`` behind it forgets what was spent before the block.
+    """
+    name, _, scope = semantics.partition(":")
+    scheme = value or ("normalised" if name == "dspark" else "suffix")
+    relaxed = relaxed_positions(block, length, name)
     if not relaxed:
         return ""
-    if any(block.regret[i] == math.inf or block.regret[i] / (len(block.draft) - i) > g for i in relaxed):
+    if scope == "block":
+        spent = 0.0
+    costs = block.regret if block.cost is None else block.cost
+    for i in relaxed:
+        if math.isinf(block.regret[i]) or math.isnan(costs[i]) or costs[i] / value_of(block, i, scheme) > g:
+            return "gate"
+    if name == "core" and g == 0:
         return "gate"
-    if B == 0 or spent + charge_of(block, length) > B:
+    if name in ("paper", "core") and B == 0:
         return "budget"
+    for number in range(len(relaxed)):
+        before = sum_of(costs, relaxed[:number])
+        total = sum_of(costs, relaxed[: number + 1])
+        if name == "core":
+            affordable = total <= (B - spent) + 1e-9
+        elif name == "dspark":
+            affordable = before < B - spent and total <= B - spent
+        else:
+            affordable = spent + total <= B
+        if not affordable:
+            return "budget"
     return "cap" if len(relaxed) > M else ""
 
 
-def accepted_length(block: Block, spent: float, B: float, g: float, M: float) -> int:
+def sum_of(costs: Sequence[float], positions: Sequence[int]) -> float:
+    """Add costs from left to right."""
+    total = 0.0
+    for i in positions:
+        total = total + costs[i]
+    return total
+
+
+def settled(spent: float, charge: float, semantics: str) -> float:
+    """Return the ledger after a block; lightllm keeps it in float32."""
+    total = spent + charge
+    return float(struct.unpack("f", struct.pack("f", total))[0]) if semantics == "lightllm" else total
+
+
+def accepted_length(
+    block: Block, spent: float, B: float, g: float, M: float, semantics: str = "paper", value: str = ""
+) -> int:
     """Return the length of the longest prefix of a block that satisfies gate, budget and cap."""
     for length in range(len(block.draft), 0, -1):
-        if broken_condition(block, length, spent, B, g, M) == "":
+        if broken_condition(block, length, spent, B, g, M, semantics, value) == "":
             return length
     return 0
 
@@ -79,6 +153,9 @@ def walk(
     max_new_tokens: int,
     eos: Sequence[int] = (),
     off_trace: str = "stop",
+    semantics: str = "paper",
+    value: str = "",
+    allows: Allows | None = None,
 ) -> Outcome:
     """Walk one request.
 
@@ -94,6 +171,10 @@ def walk(
         Tokens that end the request (empty for a fixed length).
     off_trace : {"stop", "aligned", "recorded"}
         What to do at a prefix that is not among ``blocks``.
+    semantics, value : str
+        Reading of ASD, and value scheme where not the reading's own.
+    allows : callable, optional
+        Another rule: whether the mismatch at a position of a block may be accepted. B, g and M are then not looked at.
 
     Returns
     -------
@@ -105,7 +186,10 @@ def walk(
     block = blocks.get(())
     while block is not None:
         before = out.spent
-        whole = accepted_length(block, before, B, g, M)
+        if allows is None:
+            whole = accepted_length(block, before, B, g, M, semantics, value)
+        else:
+            whole = allowed_length(block, allows)
         room = max_new_tokens - max(len(out.tokens), len(block.prefix))
         kept: list[int] = []
         ended = False
@@ -117,11 +201,12 @@ def walk(
         taken = min(whole, len(kept))
         out.accepted.append(taken)
         out.drafted.append(len(block.draft))
-        out.relaxed += sum(block.draft[i] != block.choice[i] for i in range(taken))
-        out.spent = before + charge_of(block, taken)
+        out.relaxed += len(relaxed_positions(block, taken, semantics))
+        out.spent = settled(before, charge_of(block, taken, semantics), semantics)
         out.tokens += kept
         if len(kept) > whole and whole < len(block.draft):
-            out.refused_by.append(broken_condition(block, whole + 1, before, B, g, M))
+            reason = "gate" if allows else broken_condition(block, whole + 1, before, B, g, M, semantics, value)
+            out.refused_by.append(reason)
         if ended:
             break
         block = blocks.get(block.prefix + tuple(kept))
@@ -133,6 +218,14 @@ def walk(
                 here = len(out.tokens)
                 block = min(path, key=lambda candidate: abs(len(candidate.prefix) - here))
     return out
+
+
+def allowed_length(block: Block, allows: Allows) -> int:
+    """Return the length of the longest prefix in which every mismatch is allowed."""
+    for length in range(len(block.draft), 0, -1):
+        if all(block.regret[i] < math.inf and allows(block, i) for i in relaxed_positions(block, length)):
+            return length
+    return 0
 
 
 def captured_tokens(path: Sequence[Block], max_new_tokens: int, eos: Sequence[int]) -> int:
