@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,17 @@ import numpy.typing as npt
 
 from .errors import UsageError
 from .estimate import DRAWS, pooled_graph
+from .layout import DEFAULT, Layout, uniform
 from .metrics import COLUMNS
 from .outputs import Outputs, outputs_of
-from .policy import STRICT, Grid
+from .policy import STRICT, Grid, rule_grids
 from .trace.graph import Graph, build_graph, edge_tokens_of
 from .trace.reader import Trace, read_trace
-from .trace.records import FORBIDDEN_LOGIT
+from .trace.records import FORBIDDEN_LOGIT, StepRecord
 from .walk import reference
 from .walk import request as columns
 from .walk.path import path_of
+from .walk.reference_rules import ALLOWS
 from .walk.sweep import Walks, choose_device, off_trace_code, sweep, walk_grid
 
 if TYPE_CHECKING:
@@ -67,7 +70,6 @@ class Result:
     off_trace: str
     device: str
     columns: dict[str, npt.NDArray[Any]]
-    rule: str = "asd"
     _walker: Callable[[Grid], Walks] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -78,12 +80,15 @@ class Result:
         import polars as pl
 
         histogram = self.columns["acceptance_histogram"]
+        asd = self.grid.layout.rule == "asd"
+        none = pl.Series([None] * len(self), dtype=pl.Float64)
         data: dict[str, Any] = {
-            "rule": pl.Series([self.rule] * len(self), dtype=pl.String),
-            "semantics": pl.Series([self.grid.semantics] * len(self), dtype=pl.String),
-            "B": self.grid.budget,
-            "g": self.grid.gate,
-            "M": self.grid.cap,
+            "rule": pl.Series([self.grid.layout.rule] * len(self), dtype=pl.String),
+            "semantics": pl.Series([self.grid.semantics if asd else None] * len(self), dtype=pl.String),
+            "B": self.grid.budget if asd else none,
+            "g": self.grid.gate if asd else none,
+            "M": self.grid.cap if asd else none,
+            "parameters": pl.Series([self.grid.parameters(n) for n in range(len(self))], dtype=pl.String),
             "off_trace": pl.Series([self.off_trace] * len(self), dtype=pl.String),
             **{name: values for name, values in self.columns.items() if name != "acceptance_histogram"},
             "acceptance_histogram": pl.Series(histogram.tolist(), dtype=pl.List(pl.Int64)),
@@ -93,12 +98,19 @@ class Result:
         return frame.with_columns(pl.col(name).fill_nan(None) for name in floats)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows as plain dictionaries, ready for JSON (an infinite B, g or M is the string ``"inf"``)."""
+        """Return the rows as plain dictionaries, ready for JSON (an infinite B, g or M is the string ``"inf"``).
+
+        ``parameters`` is a dictionary here.
+        """
         rows = self.frame().to_dicts()
-        for row in rows:
+        for n, row in enumerate(rows):
             for name in ("B", "g", "M"):
-                if np.isinf(row[name]):
+                if row[name] is not None and np.isinf(row[name]):
                     row[name] = "inf"
+            if self.grid.params:
+                row["parameters"] = dict(self.grid.params[n])
+            else:
+                row["parameters"] = dict(part.split("=") for part in row["parameters"].split())
         return rows
 
     def pareto(self, gain: str = "mean_acceptance_length", risk: str = "regret_spent_mean") -> pl.DataFrame:
@@ -184,6 +196,7 @@ class Result:
             "trace": str(self.trace.path),
             "manifest_checksum": self.trace.manifest.checksum,
             "off_trace": self.off_trace,
+            "rule": self.grid.layout.rule,
             "semantics": self.grid.semantics,
             "settings": len(self),
             "device": self.device,
@@ -202,16 +215,22 @@ class Result:
 def replay(
     trace: Trace | str | Path,
     *,
-    B: Axis,
-    g: Axis,
-    M: Axis,
+    B: Axis | None = None,
+    g: Axis | None = None,
+    M: Axis | None = None,
+    rule: str = "asd",
     semantics: str = "paper",
+    regret: str = "logit",
+    value: str = "",
+    ledger: str = "request",
+    gate: bool = True,
     off_trace: str = "stop",
     device: str = "auto",
     threads: int = 0,
     progress: Callable[[int], None] | None = None,
+    **params: Any,
 ) -> Result:
-    """Walk a trace under every combination of B, g and M.
+    """Walk a trace under every combination of B, g and M, or of another rule's parameters.
 
     Parameters
     ----------
@@ -219,8 +238,15 @@ def replay(
         A trace, or its directory.
     B, g, M : float, list of float, or str
         Axes of the grid; text as on the command line: ``"0,2,4"``, ``"0:16:.5"``, ``"1,2,inf"``.
+    rule : str
+        ``asd``, or a name in :data:`asdsim.rules.NAMES`.
     semantics : str
-        Which reading of the rule.
+        Which reading of ASD.
+    regret, value, ledger, gate
+        Variations of ASD, see :meth:`asdsim.policy.Grid.product`.
+    **params
+        Parameters of another rule, such as ``theta=[.8, .9]``; only its knob may take several values (see
+        :func:`replay_grid` for the rest).
     off_trace : {"stop", "aligned", "recorded", "pooled"}
         At a prefix that was not captured: drop the request from that setting (and from its strict baseline), go on at
         the captured step nearest to the position reached, go on with the next captured step, or go on with steps drawn
@@ -244,17 +270,47 @@ def replay(
     TraceError
         If the trace cannot be trusted.
     """
-    grid = Grid.product(B, g, M, semantics)
+    if rule == "asd":
+        if params:
+            raise UsageError(f"rule asd has no parameter {next(iter(params))}", fix="its parameters are B, g and M")
+        if B is None and ledger == "none":
+            B = float("inf")
+        if g is None and not gate:
+            g = float("inf")
+        missing = [name for name, axis in (("B", B), ("g", g), ("M", M)) if axis is None]
+        if B is None or g is None or M is None:
+            raise UsageError(f"no value for {', '.join(missing)}", fix="rule asd needs B, g and M")
+        grids = [Grid.product(B, g, M, semantics, regret=regret, value=value, ledger=ledger, gate=gate)]
+    else:
+        grids = rule_grids(rule, params)
+    if len(grids) > 1:
+        raise UsageError(
+            f"rule {rule}: these parameters lay the trace out in {len(grids)} ways",
+            fix="replay each by replay_grid(trace, grid) for grid in rule_grids(rule, parameters)",
+        )
+    return replay_grid(trace, grids[0], off_trace=off_trace, device=device, threads=threads, progress=progress)
+
+
+def replay_grid(
+    trace: Trace | str | Path,
+    grid: Grid,
+    *,
+    off_trace: str = "stop",
+    device: str = "auto",
+    threads: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Result:
+    """Walk a trace under a grid; parameters as :func:`replay`."""
     if off_trace != "pooled":
         off_trace_code(off_trace)
     chosen = choose_device(device)
     source = trace if isinstance(trace, Trace) else load(trace)
-    graph = build_graph(source)
+    graph = build_graph(source, grid.layout)
 
     def walk(part: Grid) -> Walks:
         mode = "stop" if off_trace == "pooled" else off_trace
         if chosen == "reference":
-            return reference_walks(source, graph, part, mode)
+            return reference_walks(source, graph, replace(part, layout=grid.layout), mode)
         return walk_grid(graph, part, off_trace=mode, device=chosen, threads=threads)
 
     if off_trace == "pooled":
@@ -286,7 +342,7 @@ def _pooled_figures(
     return {**figures, "exact_share": exact["exact_share"], "requests": np.full(len(grid), graph.num_requests)}
 
 
-def reference_blocks(trace: Trace) -> Iterator[dict[tuple[int, ...], reference.Block]]:
+def reference_blocks(trace: Trace, layout: Layout = DEFAULT) -> Iterator[dict[tuple[int, ...], reference.Block]]:
     """Yield, request by request, the steps as the oracle takes them: by the tokens generated before each."""
     for request in trace.request_records():
         blocks: dict[tuple[int, ...], reference.Block] = {}
@@ -302,8 +358,40 @@ def reference_blocks(trace: Trace) -> Iterator[dict[tuple[int, ...], reference.B
             block = reference.Block(
                 prefix, step.draft_ids.tolist(), step.argmax_ids.tolist(), regret.tolist(), captured=step.wave == 0
             )
-            by_id[step.step_id] = blocks[prefix] = block
+            by_id[step.step_id] = block
+            if layout.regret == "probability":
+                total = step.logsumexp.astype(np.float64).tolist()
+                pairs = zip(best.tolist(), step.draft_logits.astype(np.float64).tolist(), total, strict=False)
+                block.cost = [math.exp(z1 - lse) - math.exp(z - lse) for z1, z, lse in pairs]
+            if layout.rule != "asd":
+                block.rows = _reference_rows(step, request.request_id, dict(layout.params))
+            width = layout.width or step.num_draft_tokens
+            blocks[prefix] = replace(
+                block, draft=block.draft[:width], choice=block.choice[: width + 1], regret=block.regret[:width]
+            )
         yield blocks
+
+
+def _allows(rule: str, params: dict[str, Any]) -> reference.Allows:
+    oracle = ALLOWS[rule]
+    return lambda block, i: oracle(block, i, params)
+
+
+def _reference_rows(step: StepRecord, request_id: str, params: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return recorded columns per draft position, for the oracle of a rule."""
+    rows: list[dict[str, Any]] = []
+    for i in range(step.num_draft_tokens):
+        row: dict[str, Any] = {
+            "rank": int(step.ranks[i]), "top_logits": step.top_logits[i].astype(np.float64).tolist(),
+            "draft_logit": float(step.draft_logits[i]), "logsumexp": float(step.logsumexp[i]),
+            "entropy": float(step.entropy[i]), **{name: float(part[i]) for name, part in step.divergences.items()},
+        }  # fmt: skip
+        if step.draft_logprobs is not None:
+            row["draft_logprob"] = float(step.draft_logprobs[i])
+        if "seed" in params:
+            row["u"] = uniform(int(params["seed"]), request_id, step.start_pos + i)
+        rows.append(row)
+    return rows
 
 
 def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> Walks:
@@ -313,12 +401,20 @@ def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> W
     spent = np.zeros((number, requests))
     histogram = np.zeros((number, graph.max_draft + 1), np.int64)
     reasons = {"gate": columns.BY_GATE, "budget": columns.BY_BUDGET, "cap": columns.BY_CAP}
-    for one, (record, blocks) in enumerate(zip(trace.request_records(), reference_blocks(trace), strict=True)):
+    layout = grid.layout
+    value = layout.value if layout.rule == "asd" else ""
+    every = reference_blocks(trace, layout)
+    for one, (record, blocks) in enumerate(zip(trace.request_records(), every, strict=True)):
         for setting in range(number):
             policy = grid.policy(setting)
+            allows = None
+            if layout.rule != "asd":
+                name = layout.rule if policy.budget > 0.0 else "strict"  # B = 0 is the baseline of the other rule
+                allows = _allows(name, grid.params[setting] if grid.params else {})
             out = reference.walk(
                 blocks, B=policy.budget, g=policy.gate, M=policy.cap, max_new_tokens=record.max_new_tokens,
                 eos=record.eos_ids if record.stop == "natural" else (), off_trace=off_trace,
+                semantics=grid.semantics, value=value, allows=allows,
             )  # fmt: skip
             row = counts[setting, one]
             row[columns.STEPS], row[columns.DRAFTED] = len(out.accepted), sum(out.drafted)

@@ -88,7 +88,7 @@ def measure(
     """
     import polars as pl
 
-    graph = build_graph(trace)
+    graph = build_graph(trace, grid.layout)
     exact = walk_grid(graph, grid)
     if not exact.exact.all():
         raise UsageError(
@@ -100,9 +100,9 @@ def measure(
     if not relaxed.any():
         raise UsageError("every setting of the grid acts as strict matching", fix="give larger budgets or gates")
     chosen = np.flatnonzero(relaxed)
-    part = Grid(grid.budget[chosen], grid.gate[chosen], grid.cap[chosen], grid.semantics)
+    part = Grid(grid.budget[chosen], grid.gate[chosen], grid.cap[chosen], grid.semantics, layout=grid.layout)
     sums = {"exact": _sums(exact.counts[chosen])}
-    path_graph = build_graph(hidden(trace))
+    path_graph = build_graph(hidden(trace), grid.layout)
     for name in estimators:
         sums[name] = estimate(path_graph, part, name)
     requests = graph.num_requests

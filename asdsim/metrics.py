@@ -17,6 +17,7 @@ COLUMNS: dict[str, str] = {
     "B": "budget, regret per request, in logits",
     "g": "gate on regret per suffix value, in logits",
     "M": "cap, relaxed tokens per block",
+    "parameters": "parameters of another rule than ASD, or what this ASD varies",
     "off_trace": "what happened at prefixes that were not captured",
     "requests": "requests in the figures of this row",
     "exact_share": "share of all requests whose walk met captured steps only; below 1 the row is no exact figure",

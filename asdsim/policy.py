@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
+from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,8 @@ import numpy.typing as npt
 from .errors import UsageError, unknown_name
 from .layout import DEFAULT, LEDGERS, Layout
 from .rule import JUDGES
+from .rules import get_rule
+from .rules.spec import Value
 
 MAX_AXIS = 1_000_000
 """Longest list that one range may unfold to."""
@@ -110,6 +114,14 @@ def parse_axis(name: str, text: str) -> list[float]:
     UsageError
         On anything that is not a number, a range that never ends, or a value that ``name`` cannot take.
     """
+    values = unfold(name, text)
+    for value in values:
+        check_value(name, value)
+    return values
+
+
+def unfold(name: str, text: str) -> list[float]:
+    """Do what :func:`parse_axis` does for any numbers."""
     values: list[float] = []
     for part in text.split(","):
         item = part.strip()
@@ -124,8 +136,6 @@ def parse_axis(name: str, text: str) -> list[float]:
             values.extend(_range(name, item, pieces))
         else:
             raise UsageError(f"{name}: {item!r} is not a range", fix="write start:stop:step")
-    for value in values:
-        check_value(name, value)
     return list(dict.fromkeys(values))
 
 
@@ -179,8 +189,8 @@ class Grid:
         Shared by all settings.
     layout : Layout
         Shared by all settings.
-    labels : list of str
-        How to call settings of another rule than ASD.
+    params : list of dict
+        Parameters of each setting of another rule than ASD.
     """
 
     budget: npt.NDArray[np.float64]
@@ -189,19 +199,32 @@ class Grid:
     semantics: str = "paper"
     axes: dict[str, list[float]] = field(default_factory=dict, compare=False)
     layout: Layout = DEFAULT
-    labels: list[str] = field(default_factory=list, compare=False)
+    params: list[dict[str, Value]] = field(default_factory=list, compare=False)
 
     def __len__(self) -> int:
         return int(self.budget.shape[0])
 
     def __getitem__(self, part: slice) -> Grid:
-        cut = [axis[part] for axis in (self.budget, self.gate, self.cap)]
-        return Grid(*cut, self.semantics, layout=self.layout, labels=self.labels[part])
+        return replace(
+            self, budget=self.budget[part], gate=self.gate[part], cap=self.cap[part], axes={}, params=self.params[part]
+        )
 
     def policy(self, index: int) -> Policy:
         """Return one setting."""
         numbers = float(self.budget[index]), float(self.gate[index]), float(self.cap[index])
-        return Policy(*numbers, self.semantics, self.layout, self.labels[index] if self.labels else "")
+        return Policy(*numbers, self.semantics, self.layout, self.label(index))
+
+    def label(self, index: int) -> str:
+        """Return how a setting of another rule than ASD is called; empty for ASD."""
+        return f"{self.layout.rule} {self.parameters(index)}".strip() if self.params else ""
+
+    def parameters(self, index: int) -> str:
+        """Return what tells a setting apart besides B, g and M: parameters of another rule, or how ASD was varied."""
+        if self.params:
+            return " ".join(f"{name}={_short(value)}" for name, value in self.params[index].items())
+        base = self.semantics.partition(":")[0]
+        varied = {"regret": (self.layout.regret, "logit"), "value": (self.layout.value, SEMANTICS.get(base, "suffix"))}
+        return " ".join(f"{name}={value}" for name, (value, usual) in varied.items() if value != usual)
 
     @classmethod
     def product(
@@ -248,6 +271,8 @@ class Grid:
         """Return the given settings in their order; all must share one semantics."""
         if not policies:
             raise UsageError("no setting given")
+        if any(policy.label for policy in policies):
+            raise UsageError("settings of another rule than ASD", fix="use rule_grids")
         names = {(policy.semantics, policy.layout) for policy in policies}
         if len(names) > 1:
             found = ", ".join(sorted(f"{semantics} {layout}" for semantics, layout in names))
@@ -259,5 +284,52 @@ class Grid:
             np.array([policy.cap for policy in policies], np.float64),
             semantics,
             layout=layout,
-            labels=[policy.label for policy in policies] if policies[0].label else [],
         )
+
+
+def _short(value: Value) -> str:
+    return f"{value:g}" if isinstance(value, float) else value
+
+
+def rule_grids(name: str, given: Mapping[str, Value | Sequence[Value]] | None = None) -> list[Grid]:
+    """Return every combination of a rule's parameters, one grid for each way to score mismatches.
+
+    Parameters
+    ----------
+    name : str
+        A name in :data:`asdsim.rules.NAMES`.
+    given : mapping
+        Parameters by name: one value, a list, or text as on the command line; the others take their published default.
+
+    Raises
+    ------
+    UsageError
+        On an unknown rule or parameter, or a value outside its range.
+    """
+    rule = get_rule(name)
+    known = [parameter.name for parameter in rule.parameters]
+    for key in given or {}:
+        if key not in known:
+            raise unknown_name(f"parameter of rule {name}", key, known)
+    axes: dict[str, list[Value]] = {}
+    for parameter in rule.parameters:
+        values: Any = (given or {}).get(parameter.name, parameter.default)
+        if isinstance(values, str):
+            values = values.split(",") if parameter.choices else unfold(parameter.name, values)
+        elif not isinstance(values, Iterable):
+            values = [values]
+        axes[parameter.name] = list(dict.fromkeys(parameter.check(name, value) for value in values))
+        if not axes[parameter.name]:
+            raise UsageError(f"{parameter.name} is empty", fix="give at least one value")
+    moved = {rule.knob: axes.pop(rule.knob)} if rule.knob else {}
+    grids = []
+    for chosen in product(*axes.values()):
+        fixed = dict(zip(axes, chosen, strict=True))
+        settings = [{**fixed, **dict(zip(moved, knob, strict=True))} for knob in product(*moved.values())]
+        params = [{key: setting[key] for key in known} for setting in settings]
+        width = int(fixed.pop("K")) if name == "truncate" else 0
+        unlimited = np.full(len(params), math.inf)
+        limits = np.array([rule.limit(setting) for setting in params], np.float64)
+        layout = Layout(name, width=width, params=tuple(fixed.items()))
+        grids.append(Grid(unlimited, limits, unlimited, layout=layout, params=params))
+    return grids

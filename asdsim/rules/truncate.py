@@ -7,7 +7,7 @@ RULE = Rule(
     title="strict token matching of the first K draft tokens",
     source="draft length as in any speculative decoder",
     accepts="never; blocks are cut to K tokens",
-    parameters=(Parameter("K", 4.0, "draft tokens verified per step", low=0.0, whole=True),),
+    parameters=(Parameter("K", 4.0, "draft tokens verified per step", low=1.0, whole=True),),
     score=lambda seen, params: NEVER,
     limit=lambda params: 0.0,
     note="holds for drafters that draft token by token; each K is laid out anew, and ends at other prefixes than K+1",

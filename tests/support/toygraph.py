@@ -6,6 +6,7 @@ multiples of 1/8 (many near-ties and exact ties) or arbitrary floats.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,15 @@ def record_step(
     )
 
 
+def with_draft_columns(step: StepRecord, rng: np.random.Generator) -> StepRecord:
+    """Return the step with random draft log-probabilities and divergences."""
+    width = step.num_draft_tokens
+    drawn = rng.exponential(0.3, (5, width)).astype(np.float32)
+    drawn[4] = np.minimum(drawn[4], 1.0)
+    names = ("kl", "reverse_kl", "js", "tv")
+    return replace(step, draft_logprobs=-drawn[0], divergences=dict(zip(names, drawn[1:], strict=True)))
+
+
 def outcomes(draft: list[int], choice: list[int], room: int, eos: tuple[int, ...]) -> list[tuple[int, list[int], bool]]:
     """Return (accepted, tokens, ended) for every way in which a block can end."""
     ends: list[tuple[int, list[int], bool]] = []
@@ -93,8 +103,13 @@ def toy_requests(
     extra: int = 20,
     stop: str = "natural",
     empty: bool = False,
+    shift: float = 0.0,
+    columns: bool = False,
 ) -> list[tuple[RequestRecord, list[StepRecord]]]:
-    """Return requests with their strict path (wave 0) and ``extra`` further steps each (wave 1)."""
+    """Return requests with their strict path (wave 0) and ``extra`` further steps each (wave 1).
+
+    ``shift`` is added to all logits; ``columns`` fills what only a drafter with a distribution can.
+    """
     rng = np.random.default_rng(seed)
     eos = (vocab - 1,)
     made = []
@@ -105,6 +120,7 @@ def toy_requests(
             continue
         ends = eos if stop == "natural" else ()
         tree = _Tree(seed * 1000 + number, vocab=vocab, ks=ks, agree=agree, grain=grain)
+        tree.shift, tree.columns = np.float32(shift), columns
         here, parent, accepted, ended = (), NO_PARENT, NO_PARENT, False
         while not ended:
             parent = tree.add(here, parent, accepted, 0)
@@ -126,6 +142,7 @@ class _Tree:
 
     def __init__(self, seed: int, **toy: Any) -> None:
         self.seed, self.toy = seed, toy
+        self.shift, self.columns = np.float32(0.0), False
         self.steps: list[StepRecord] = []
         self.standing: dict[tuple[int, ...], int] = {}
         self.content: dict[int, tuple[tuple[int, ...], list[int], list[int]]] = {}
@@ -133,7 +150,9 @@ class _Tree:
     def add(self, prefix: tuple[int, ...], parent: int, accepted: int, wave: int) -> int:
         """Record the step at a prefix and return its id."""
         draft, logits = toy_step(self.seed, prefix, **self.toy)
-        step = record_step(len(self.steps), parent, accepted, len(prefix), draft, logits, wave)
+        step = record_step(len(self.steps), parent, accepted, len(prefix), draft, logits + self.shift, wave)
+        if self.columns:
+            step = with_draft_columns(step, np.random.default_rng([self.seed, 5, len(prefix), *prefix]))
         self.steps.append(step)
         self.standing[prefix] = step.step_id
         self.content[step.step_id] = (prefix, draft.tolist(), step.argmax_ids.tolist())
