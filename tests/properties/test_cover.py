@@ -69,7 +69,7 @@ def complete(world, captured, *, batch=4, faithful=False, **options):
     return progress, steps
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(worlds(), st.booleans())
 def test_every_walk_equals_live_decoding(world, faithful):
     target, drafter, requests, K, grid = world
@@ -125,7 +125,7 @@ def _prefixes(steps):
     return made.values()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(worlds(), st.integers(0, 12))
 def test_a_budget_reports_exactly_the_pairs_that_are_exact(world, budget):
     target, drafter, requests, K, grid = world
@@ -141,7 +141,7 @@ def test_a_budget_reports_exactly_the_pairs_that_are_exact(world, budget):
         assert edge_tokens_of(trace, graph, int(walks.edge[n, r])) == live.tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(worlds(), st.integers(0, 9), st.integers(1, 3))
 def test_batches_order_and_interruption_do_not_matter(world, first, group):
     target, drafter, requests, K, grid = world
