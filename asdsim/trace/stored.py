@@ -1,0 +1,180 @@
+"""A validated trace in memory: its tables, and how to get at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..errors import TraceError
+from .manifest import Manifest
+from .records import RequestRecord, StepRecord
+from .schema import BY_NAME, DIVERGENCES, TABLES
+from .tables import Array, to_numpy
+
+
+@dataclass
+class Trace:
+    """A validated trace.
+
+    Attributes
+    ----------
+    path : Path
+        Its directory.
+    manifest : Manifest
+    requests, steps, positions : pyarrow.Table
+        Sorted: requests in the order of capture, steps by (request, step_id), positions by (request, step_id, i).
+        Columns as in :mod:`asdsim.trace.schema`.
+    step_request : int32 (S,)
+        Row of ``requests`` of each step.
+    pos_ptr : int64 (S + 1,)
+        Step s has the rows ``pos_ptr[s] .. pos_ptr[s + 1] - 1`` of ``positions``: K + 1 of them.
+    step_ptr : int64 (R + 1,)
+        Request r has the rows ``step_ptr[r] .. step_ptr[r + 1] - 1`` of ``steps``.
+    """
+
+    path: Path
+    manifest: Manifest
+    requests: pa.Table
+    steps: pa.Table
+    positions: pa.Table
+    step_request: npt.NDArray[np.int32]
+    pos_ptr: npt.NDArray[np.int64]
+    step_ptr: npt.NDArray[np.int64]
+    _origin: dict[str, Origin] = field(default_factory=dict, repr=False)
+    _columns: dict[tuple[str, str], Array] = field(default_factory=dict, repr=False)
+
+    def column(self, table: str, name: str) -> Array:
+        """Return one column as a read-only numpy array.
+
+        A missing integer is -1, a missing float NaN, a missing string None; ``top_ids`` and ``top_logits`` are [n, k];
+        lists and strings come as objects.
+
+        Raises
+        ------
+        TraceError
+            If there is no such column.
+        """
+        key = (table, name)
+        if key not in BY_NAME:
+            known = ", ".join(column for of, column in BY_NAME if of == table) or ", ".join(TABLES)
+            raise TraceError(f"no column {name!r} in table {table!r}", fix=f"known: {known}")
+        if key not in self._columns:
+            values = to_numpy(getattr(self, table)[name])
+            values.flags.writeable = False
+            self._columns[key] = values
+        return self._columns[key]
+
+    @cached_property
+    def _request_rows(self) -> dict[str, int]:
+        return {name: row for row, name in enumerate(self.request_ids())}
+
+    def _is_empty(self, name: str) -> bool:
+        return bool(self.positions[name].null_count == self.positions.num_rows)
+
+    def request_ids(self) -> list[str]:
+        """Return the ids of all requests, in the order of capture."""
+        return list(self.column("requests", "request_id"))
+
+    def request_row(self, request_id: str) -> int:
+        """Return the row of a request in ``requests``.
+
+        Raises
+        ------
+        TraceError
+            If there is no such request.
+        """
+        if request_id not in self._request_rows:
+            raise TraceError(f"no request {request_id!r}", where=str(self.path), fix="see `asdsim inspect`")
+        return self._request_rows[request_id]
+
+    def where(self, table: str, row: int) -> str:
+        """Say where a row stands: shard, row in it, request, step, position."""
+        parts = [self._origin[table].locate(row)] if table in self._origin else []
+        if 0 <= row < getattr(self, table).num_rows:
+            parts.append(f"request {str(getattr(self, table)['request_id'][row])!r}")
+            if table != "requests":
+                parts.append(f"step {self.column(table, 'step_id')[row]}")
+            if table == "positions":
+                parts.append(f"position {self.column(table, 'i')[row]}")
+        return ", ".join(parts)
+
+    def request_records(self) -> list[RequestRecord]:
+        """Return all requests as records."""
+        names = ("request_id", "task", "prompt_text", "reference", "max_new_tokens", "stop")
+        rows = zip(*(self.column("requests", name) for name in (*names, "prompt_ids", "eos_ids")), strict=True)
+        return [
+            RequestRecord(
+                request_id=request_id,
+                task=task,
+                prompt_ids=tuple(prompt_ids.tolist()),
+                prompt_text=text,
+                reference=reference,
+                max_new_tokens=int(limit),
+                eos_ids=tuple(eos_ids.tolist()),
+                stop=stop,
+            )
+            for request_id, task, text, reference, limit, stop, prompt_ids, eos_ids in rows
+        ]
+
+    def steps_of(self, request_id: str) -> list[StepRecord]:
+        """Return the steps of one request as records, by step_id.
+
+        Raises
+        ------
+        TraceError
+            If there is no such request.
+        """
+        request = self.request_row(request_id)
+        return [self._step(row) for row in range(self.step_ptr[request], self.step_ptr[request + 1])]
+
+    def _step(self, row: int) -> StepRecord:
+        lo, hi = int(self.pos_ptr[row]), int(self.pos_ptr[row + 1])
+
+        def rows(name: str, count: int = 0) -> Array:
+            return self.column("positions", name)[lo : hi - count].copy()
+
+        def optional(name: str) -> npt.NDArray[np.float32] | None:
+            if self._is_empty(name):
+                return None
+            values = rows(name, 1)
+            return None if len(values) and np.isnan(values).all() else values
+
+        ints = {
+            name: int(self.column("steps", name)[row])
+            for name in ("step_id", "parent_step_id", "parent_accepted", "start_pos", "wave")
+        }
+        floats = {name: float(self.column("steps", name)[row]) for name in ("draft_us", "verify_us", "select_us")}
+        found = {name: values for name in DIVERGENCES if (values := optional(name)) is not None}
+        return StepRecord(
+            draft_ids=rows("draft_id", 1),
+            argmax_ids=rows("argmax_id"),
+            draft_logits=rows("draft_logit", 1),
+            ranks=rows("rank", 1),
+            top_ids=rows("top_ids"),
+            top_logits=rows("top_logits"),
+            logsumexp=rows("logsumexp"),
+            entropy=rows("entropy"),
+            draft_logprobs=optional("draft_logprob"),
+            divergences=found,
+            **ints,  # type: ignore[arg-type]
+            **floats,  # type: ignore[arg-type]
+        )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """From a sorted row back to the shard and the row that it came from."""
+
+    names: list[str]
+    starts: npt.NDArray[np.int64]
+    order: npt.NDArray[np.int64] | None
+
+    def locate(self, row: int) -> str:
+        raw = int(self.order[row]) if self.order is not None else row
+        shard = int(np.searchsorted(self.starts, raw, side="right")) - 1
+        return f"{self.names[shard]} row {raw - int(self.starts[shard])}"
