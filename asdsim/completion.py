@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import UsageError
-from .policy import Grid
+from .policy import Grid, reading, rule_grids
+from .trace.graph import build_graph
 from .trace.reader import Trace, load_manifest
 from .trace.writer import TraceWriter
 from .walk.demand import demand_of
@@ -25,9 +26,18 @@ if TYPE_CHECKING:
 
 def grid_entry(grid: Grid, faithful: bool) -> dict[str, Any]:
     """Return how a manifest names a covered grid."""
+    if grid.layout.rule != "asd":
+        names = grid.params[0] if grid.params else {}
+        params = {name: list(dict.fromkeys(setting[name] for setting in grid.params)) for name in names}
+        return {"rule": grid.layout.rule, "params": params, "faithful": faithful}
+    base, _, scope = grid.semantics.partition(":")
+    varied: dict[str, Any] = {}
+    if grid.layout != reading(base)[1] or scope:
+        varied = {"regret": grid.layout.regret, "value": grid.layout.value, "ledger": scope or "request"}
     return {
         "rule": "asd",
-        "semantics": grid.semantics,
+        "semantics": base,
+        **varied,
         **{axis: ["inf" if value == float("inf") else value for value in values] for axis, values in grid.axes.items()},
         "faithful": faithful,
     }
@@ -40,18 +50,27 @@ def covered_grids(grids: list[dict[str, Any]]) -> list[Grid]:
     def axis(entry: dict[str, Any], name: str) -> list[float]:
         return [float(value) for value in entry[name]]
 
-    return [Grid.product(axis(entry, "B"), axis(entry, "g"), axis(entry, "M"), entry["semantics"]) for entry in grids]
+    made: list[Grid] = []
+    for entry in grids:
+        if entry["rule"] != "asd":
+            made += rule_grids(entry["rule"], entry["params"])
+        else:
+            varied = {name: entry[name] for name in ("regret", "value", "ledger") if name in entry}
+            B, g, M = (axis(entry, name) for name in ("B", "g", "M"))
+            made.append(Grid.product(B, g, M, entry["semantics"], **varied))
+    return made
 
 
 def covered_settings(trace: Trace) -> Grid:
-    """Return every setting of the covered grids once.
+    """Return every setting of the covered grids of ASD once: those of the first reading that is covered.
 
     Raises
     ------
     UsageError
         If none is covered.
     """
-    grids = covered_grids(trace.manifest.grids)
+    grids = [grid for grid in covered_grids(trace.manifest.grids) if grid.layout.rule == "asd"]
+    grids = [grid for grid in grids if (grid.semantics, grid.layout) == (grids[0].semantics, grids[0].layout)]
     if not grids:
         raise UsageError(
             "the trace is not covered for any grid", where=str(trace.path), fix="give --B --g --M, or run asdsim cover"
@@ -130,6 +149,7 @@ def cover_with(
         max_minutes=max_minutes,
         group=group,
         report=report,
+        build=lambda held: build_graph(held, grid.layout),
     )
     entry = grid_entry(grid, faithful)
     if progress.complete and entry not in manifest.grids:
@@ -205,12 +225,12 @@ def verify_trace(
         If no grid is given and none is covered.
     """
     from .api import load
-    from .trace.graph import build_graph, edge_tokens_of
+    from .trace.graph import edge_tokens_of
     from .walk.path import path_of
 
     trace = load(path)
-    chosen = [covered_settings(trace)] if grids is None else grids
-    graph = build_graph(trace)
+    chosen = grids if grids is not None else covered_grids(trace.manifest.grids) or [covered_settings(trace)]
+    graphs = {layout: build_graph(trace, layout) for layout in {grid.layout for grid in chosen}}
     records = trace.request_records()
     policies = list(dict.fromkeys(grid.policy(n) for grid in chosen for n in range(len(grid))))
     pairs = [(r, policy) for policy in policies for r in range(len(records))]
@@ -225,6 +245,7 @@ def verify_trace(
     if near_tie is not None:
         found.threshold = near_tie
     for done, (r, policy) in enumerate(pairs, start=1):
+        graph = graphs[policy.layout]
         visits, exact = path_of(graph, policy, r)
         if not exact:
             found.not_captured += 1

@@ -19,9 +19,11 @@ import numpy.typing as npt
 from .errors import TraceError, UsageError, unknown_name
 from .rules import get_rule
 from .rules.spec import Rule, Seen, Value
+from .trace.records import FORBIDDEN_LOGIT
 
 if TYPE_CHECKING:
     from .trace.memory import StepTables
+    from .trace.records import RequestRecord, StepRecord
 
 REGRETS = ("logit", "probability")
 VALUES = ("suffix", "normalised", "reciprocal", "unit", "reuse")
@@ -205,6 +207,49 @@ def lay_out(layout: Layout, rows: Rows) -> tuple[Floats, Floats]:
     score[forbidden] = np.nan
     charge[forbidden] = np.inf
     return score, charge
+
+
+def lay_block(
+    layout: Layout, request: RequestRecord, step: StepRecord, tokens: Sequence[int]
+) -> tuple[list[int], list[float], list[float]]:
+    """Lay out one block of live decoding: positions, scores and charges of its mismatches.
+
+    Parameters
+    ----------
+    layout : Layout
+    request : RequestRecord
+    step : StepRecord
+        The verified block, as a trace would hold it.
+    tokens : sequence of int
+        Generated before the step.
+
+    Raises
+    ------
+    TraceError
+        As :func:`lay_out`.
+    """
+    from .trace.memory import MemoryTrace
+
+    width = step.num_draft_tokens
+    regret = step.top_logits[:width, 0].astype(np.float64) - step.draft_logits.astype(np.float64)
+    regret[step.draft_logits == FORBIDDEN_LOGIT] = np.inf
+    choice = step.argmax_ids[:width]
+    rows = np.flatnonzero(is_mismatch(layout, step.draft_ids, choice, regret))
+    matches = np.append(step.draft_ids == choice, False)
+    score, charge = lay_out(
+        layout,
+        Rows(
+            tables=MemoryTrace([(request, [step])]),
+            rows=rows,
+            step=np.zeros(len(rows), np.int64),
+            i=rows.astype(np.int64),
+            width=np.full(len(rows), width, np.int64),
+            run=run_lengths(matches, np.zeros(width + 1, np.int64), rows),
+            regret=regret[rows],
+            prefix=lambda _: tokens,
+        ),
+    )
+    return rows.tolist(), score.tolist(), charge.tolist()
 
 
 def _probability_gap(rows: Rows) -> Floats:

@@ -144,6 +144,7 @@ def cover(
     max_minutes: float | None = None,
     group: int | None = None,
     report: Callable[[Progress], None] | None = None,
+    build: Callable[[MemoryTrace], Graph] = build_graph,
 ) -> Progress:
     """Add steps until every walk is exact or a limit is reached.
 
@@ -165,6 +166,8 @@ def cover(
         Without a limit: requests to complete together, which bounds the KV cache that is worth keeping.
     report : callable, optional
         Called before every wave and at the end.
+    build : callable
+        Lays out what ``demand`` walks; for another rule than ASD, with its layout.
 
     Returns
     -------
@@ -195,7 +198,7 @@ def cover(
         active = list(range(first, min(first + size, len(records))))
         while active:
             trace = MemoryTrace([(records[r], held[r]) for r in active])
-            graph = build_graph(trace)
+            graph = build(trace)
             wanted = demand(graph)
             for r, count, steps in zip(active, wanted.exact, wanted.steps, strict=True):
                 exact[r], live[r] = int(count), int(steps)

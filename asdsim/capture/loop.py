@@ -7,12 +7,14 @@ course with live sessions. Whoever wants batches drives many courses with ``scor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 from ..errors import CaptureError
+from ..layout import DEFAULT, lay_block
 from ..policy import Policy
-from ..rule import ACCEPT, GATE, decide
+from ..rule import ACCEPT, GATE, SETTLES, accept, decide, settle_double
 from ..trace.records import NO_PARENT, RequestRecord, StepRecord
 from .protocol import Drafter, Proposal, Target
 from .record import Recorder, Scan, check_ids, scan
@@ -89,20 +91,25 @@ class Course:
                     return i + 1
         return reach
 
-    def take(self, draft_ids: Sequence[int], seen: Scan) -> Outcome:
+    def take(self, draft_ids: Sequence[int], seen: Scan, step: StepRecord | None = None) -> Outcome:
         """Decide a verified block, commit what it yields and charge the ledger.
 
         A mismatch on a token that the target rules out (logit -inf, infinite regret) is never accepted, not even under
-        B = g = M = inf.
+        B = g = M = inf. ``step`` is the record of the block; layouts other than the default one read it.
         """
         width = len(draft_ids)
         reach = self.reach(draft_ids)
         stop = min(reach, seen.forbidden)
         policy = self.policy
-        accepted, charge, relaxed, verdict = decide(
-            draft_ids, seen.argmax_ids.tolist(), seen.regrets.tolist(), stop, self.spent,
-            policy.budget, policy.gate, policy.cap, policy.semantics,
-        )  # fmt: skip
+        numbers = stop, self.spent, policy.budget, policy.gate, policy.cap, policy.semantics
+        if policy.layout == DEFAULT:
+            accepted, charge, relaxed, verdict = decide(
+                draft_ids, seen.argmax_ids.tolist(), seen.regrets.tolist(), *numbers
+            )
+        else:
+            assert step is not None
+            at, scores, charges = lay_block(policy.layout, self.request, step, self.tokens)
+            accepted, charge, relaxed, verdict = accept(at, scores, charges, *numbers)
         if verdict == ACCEPT and stop < reach:
             verdict = GATE
         tokens = [int(token) for token in draft_ids[:accepted]]
@@ -113,7 +120,7 @@ class Course:
             if not ended:
                 tokens.append(int(seen.argmax_ids[width]))  # bonus
         self.tokens.extend(tokens)
-        self.spent += charge
+        self.spent = SETTLES.get(policy.semantics, settle_double)(self.spent, charge)
         outcome = Outcome(width, accepted, tokens, charge, relaxed, verdict)
         self.outcomes.append(outcome)
         return outcome
@@ -232,7 +239,7 @@ def decode(
         prefix, start_pos, step_id = course.prefix, len(course.tokens), len(course.outcomes)
         where = f"request {request.request_id}, step {step_id}"
         t0 = perf_counter()
-        proposal = drafting.propose(prefix, num_draft_tokens)
+        proposal = cut(drafting.propose(prefix, num_draft_tokens), policy.layout.width)
         t1 = perf_counter()
         check_proposal(proposal, num_draft_tokens, target.vocab_size, where)
         t2 = perf_counter()
@@ -240,23 +247,36 @@ def decode(
         target.synchronize()
         t3 = perf_counter()
         seen = scan(logits, proposal.ids, where)
-        outcome = course.take(proposal.ids, seen)
+        place: dict[str, Any] = {
+            "step_id": step_id, "parent_step_id": parent, "parent_accepted": parent_accepted, "start_pos": start_pos,
+        }  # fmt: skip
+        record = None
+        if policy.layout != DEFAULT:  # the rule reads what a trace would hold
+            record = (recorder or recorder_for(policy)).step(seen, proposal, where=where, **place)
+        outcome = course.take(proposal.ids, seen, record)
         t4 = perf_counter()
         if recorder is not None:
-            steps.append(
-                recorder.step(
-                    seen,
-                    proposal,
-                    step_id=step_id,
-                    parent_step_id=parent,
-                    parent_accepted=parent_accepted,
-                    start_pos=start_pos,
-                    where=where,
-                    times_us=((t1 - t0) * 1e6, (t3 - t2) * 1e6, (t4 - t3) * 1e6),
-                )
-            )
+            times = ((t1 - t0) * 1e6, (t3 - t2) * 1e6, (t4 - t3) * 1e6)
+            if record is None:
+                steps.append(recorder.step(seen, proposal, where=where, times_us=times, **place))
+            else:
+                steps.append(replace(record, draft_us=times[0], verify_us=times[1], select_us=times[2]))
         parent, parent_accepted = step_id, outcome.accepted
     return Decoded(course.tokens, course.spent, course.outcomes, steps)
+
+
+def recorder_for(policy: Policy) -> Recorder:
+    """Return a recorder that keeps what the policy's rule reads."""
+    kind = dict(policy.layout.params).get("kind")
+    return Recorder(divergences=(str(kind),) if policy.layout.rule == "fuzzy" else ())
+
+
+def cut(proposal: Proposal, width: int) -> Proposal:
+    """Return the first ``width`` tokens of a proposal, all of it for 0."""
+    if not width or len(proposal.ids) <= width:
+        return proposal
+    rows = [part if part is None else part[:width] for part in (proposal.logprobs, proposal.logits)]
+    return Proposal(proposal.ids[:width], *rows)
 
 
 def check_proposal(proposal: Proposal, num_draft_tokens: int, vocab_size: int, where: str) -> None:

@@ -90,7 +90,10 @@ def compare(case: Case, tokens: Sequence[int], steps: Sequence[StepRecord], thre
         width = min(recorded.num_draft_tokens, again.num_draft_tokens)
         drafts = [i for i in range(width) if recorded.draft_ids[i] != again.draft_ids[i]]
         first_draft = drafts[0] if drafts else width
-        if recorded.num_draft_tokens != again.num_draft_tokens and not drafts:
+        held = recorded.num_draft_tokens
+        if case.policy.layout.width:
+            held = min(held, case.policy.layout.width)
+        if held != again.num_draft_tokens and not drafts:
             cause, margin = "draft", float("inf")
             break
         rows = range(min(first_draft, width) + 1)

@@ -7,7 +7,6 @@ logit is finite, a token exists or an edge leads somewhere.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +15,8 @@ import pyarrow as pa
 from ..errors import TraceError
 from .records import FORBIDDEN_LOGIT
 from .schema import DIVERGENCES
+from .stored import Origin, Trace
 from .tables import is_valid
-
-if TYPE_CHECKING:
-    from .reader import Origin, Trace
 
 Mask = npt.NDArray[np.bool_]
 RECAPTURE = "the trace is damaged or was written by something else: restore it from a copy, or capture again"
@@ -292,18 +289,21 @@ def strict_accepted(trace: Trace, reach: npt.NDArray[np.int64]) -> npt.NDArray[n
     return np.minimum(first, reach)
 
 
-def leads_on(trace: Trace, steps: npt.NDArray[np.int64], accepted: npt.NDArray[np.int64]) -> Mask:
+def leads_on(
+    trace: Trace, steps: npt.NDArray[np.int64], accepted: npt.NDArray[np.int64], cut: Mask | None = None
+) -> Mask:
     """Return whether a next step stands where ``accepted`` drafts of the given steps lead, as bool.
 
     It does where the request stops at a mismatch within reach, or accepts the whole block and the bonus token follows,
-    and the token that the target then adds neither is an EOS nor reaches the limit.
+    and the token that the target then adds neither is an EOS nor reaches the limit. Where ``cut``, the block may also
+    end behind any matching token, as it does for a shorter draft length.
     """
     reach, open_end, argmax_eos = reachable_drafts(trace)
     widths = np.diff(trace.pos_ptr) - 1
     inside = (accepted >= 0) & (accepted <= widths[steps])
     row = trace.pos_ptr[steps] + np.where(inside, accepted, 0)
     differs = trace.column("positions", "draft_id")[row] != trace.column("positions", "argmax_id")[row]
-    stops = (accepted < reach[steps]) & differs
+    stops = (accepted < reach[steps]) & (differs if cut is None else differs | cut)
     full = (accepted == widths[steps]) & (reach[steps] == widths[steps]) & open_end[steps]
     start = trace.column("steps", "start_pos").astype(np.int64)[steps]
     limit = trace.column("requests", "max_new_tokens").astype(np.int64)[trace.step_request[steps]]
@@ -336,7 +336,7 @@ def _check_edges(trace: Trace) -> None:
     refuse_child(absent, "its parent, step {}, is not in the trace: an edge leads nowhere", "parent_step_id")
     parent = base + parent_id[child]
     refuse_child(
-        ~leads_on(trace, parent, accepted[child]),
+        ~leads_on(trace, parent, accepted[child], wave[child] > 0),
         "no rule can go on from step {} with {} accepted draft tokens",
         "parent_step_id",
         "parent_accepted",

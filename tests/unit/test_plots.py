@@ -66,6 +66,7 @@ def graph() -> Graph:
         edge_next=ints(1, MISSING, MISSING, END, END),
         edge_accepted=ints(0, 2, 3, 1, 3),
         edge_tokens=ints(1, 3, 4, 2, 4),
+        edge_margin=np.full(5, np.inf),
         path_ptr=np.array([0, 2]),
         path_step=ints(0, 1),
         align_ptr=np.array([0, 5]),
