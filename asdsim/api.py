@@ -320,6 +320,17 @@ def replay_grid(
     return Result(source, graph, grid, off_trace, chosen, figures, _walker=walk)
 
 
+def write_results(results: list[Result], path: str | Path) -> None:
+    """Write the rows of several results to one Parquet file."""
+    import polars as pl
+
+    from .trace.writer import write_table
+
+    table = pl.concat([result.frame() for result in results]).to_arrow()
+    record = {**results[0].provenance(), "settings": sum(map(len, results))}
+    write_table(table, Path(path), {"asdsim": record})
+
+
 def _pooled_figures(
     graph: Graph, grid: Grid, device: str, threads: int, progress: Callable[[int], None] | None
 ) -> dict[str, npt.NDArray[Any]]:

@@ -5,7 +5,7 @@ The walk knows no model and the capture knows no walk; here one is handed to the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,7 @@ def covered_settings(trace: Trace) -> Grid:
 
 def cover_trace(
     path: Path,
-    grid: Grid,
+    grid: Grid | Sequence[Grid],
     *,
     max_steps: int | None = None,
     max_minutes: float | None = None,
@@ -93,7 +93,7 @@ def cover_trace(
     offline: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Complete a trace directory for a grid; see :func:`asdsim.capture.cover.cover`.
+    """Complete a trace directory for a grid, or several; see :func:`asdsim.capture.cover.cover`.
 
     Raises
     ------
@@ -108,10 +108,21 @@ def cover_trace(
 
         models = load_pair(writer.manifest, target=target, drafter=drafter, offline=offline)
         check_exact(models[1], writer.manifest)
-        return cover_with(
-            writer, models, grid, max_steps=max_steps, max_minutes=max_minutes, batch=batch, group=group,
-            kv_bytes=kv_bytes, faithful=faithful, report=report,
-        )  # fmt: skip
+        total: Progress | None = None
+        for one in [grid] if isinstance(grid, Grid) else grid:
+            steps = None if max_steps is None or total is None else max_steps - total.steps_added
+            minutes = None if max_minutes is None or total is None else max_minutes - total.seconds / 60.0
+            done = cover_with(
+                writer, models, one, max_steps=max_steps if total is None else steps,
+                max_minutes=max_minutes if total is None else minutes, batch=batch, group=group, kv_bytes=kv_bytes,
+                faithful=faithful, report=report,
+            )  # fmt: skip
+            writer.flush()
+            total = done if total is None else total.then(done)
+            if total.interrupted:
+                break
+        assert total is not None
+        return total
 
 
 def cover_with(

@@ -221,9 +221,10 @@ class Grid:
     def parameters(self, index: int) -> str:
         """Return what tells a setting apart besides B, g and M: parameters of another rule, or how ASD was varied."""
         if self.params:
-            return " ".join(f"{name}={_short(value)}" for name, value in self.params[index].items())
-        base = self.semantics.partition(":")[0]
-        varied = {"regret": (self.layout.regret, "logit"), "value": (self.layout.value, SEMANTICS.get(base, "suffix"))}
+            return " ".join(f"{name}={_short(value)}" for name, value in self.params[index].items() if value != -1.0)
+        base, _, scope = self.semantics.partition(":")
+        varied = {"regret": (self.layout.regret, "logit"), "value": (self.layout.value, SEMANTICS.get(base, "suffix")),
+                  "ledger": (scope or "request", "request")}  # fmt: skip
         return " ".join(f"{name}={value}" for name, (value, usual) in varied.items() if value != usual)
 
     @classmethod

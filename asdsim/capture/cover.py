@@ -103,6 +103,18 @@ class Progress:
         """Whether nothing is missing."""
         return self.exact_pairs == self.pairs
 
+    def then(self, after: Progress) -> Progress:
+        """Return this cover and one that followed it as one."""
+        waves = {
+            name: self.waves_by_request.get(name, 0) + after.waves_by_request.get(name, 0)
+            for name in self.waves_by_request | after.waves_by_request
+        }
+        return Progress(
+            self.pairs + after.pairs, self.exact_pairs + after.exact_pairs, self.waves + after.waves,
+            self.steps_added + after.steps_added, after.steps_held, self.live_steps + after.live_steps,
+            self.seconds + after.seconds, waves, after.interrupted,
+        )  # fmt: skip
+
     @property
     def exact_share(self) -> float:
         """Share of (request, setting) pairs that are exact."""

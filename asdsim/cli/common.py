@@ -6,6 +6,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,76 @@ def grid_options(
         return function
 
     return add
+
+
+def rule_options(required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options that name settings of a rule; the command gets them as ``grids``, a list of Grid.
+
+    ``grids`` is None where nothing was given and nothing is ``required``.
+    """
+    names = ("B", "g", "M", "rule", "param", "semantics", "regret", "value", "ledger", "no_gate")
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def command(**given: Any) -> Any:
+            chosen = {name: given.pop(name) for name in names}
+            return function(grids=_grids(required, **chosen), **given)
+
+        axis = "Comma list and inclusive ranges start:stop:step; inf allowed."
+        options = (
+            click.option("--B", "B", metavar="LIST", help=f"Regret budget per request, in logits. {axis}"),
+            click.option("--g", "g", metavar="LIST", help="Gate on regret / suffix value, in logits."),
+            click.option("--M", "M", metavar="LIST", help="Cap on relaxed tokens per block."),
+            click.option("--rule", default="asd", show_default=True, help="Acceptance rule; see asdsim rules."),
+            click.option("-p", "--param", multiple=True, metavar="NAME=LIST",
+                         help="Parameter of another rule than asd; may be given several times."),
+            click.option("--semantics", default="paper", show_default=True, help="asd: which reading of it, "
+                         "paper|core|dspark|lightllm."),
+            click.option("--regret", default="logit", show_default=True, help="asd: logit|probability."),
+            click.option("--value", default="", metavar="SCHEME",
+                         help="asd: suffix|normalised|reciprocal|unit|reuse, if not that of the semantics."),
+            click.option("--ledger", default="request", show_default=True, help="asd: request|block|none."),
+            click.option("--no-gate", is_flag=True, help="asd: without the gate."),
+        )  # fmt: skip
+        command_with: Callable[..., Any] = command
+        for option in reversed(options):
+            command_with = option(command_with)
+        return command_with
+
+    return add
+
+
+def _grids(
+    required: bool, B: str | None, g: str | None, M: str | None, rule: str, param: tuple[str, ...], semantics: str,
+    regret: str, value: str, ledger: str, no_gate: bool,
+) -> Any:  # fmt: skip
+    from ..policy import Grid, rule_grids
+    from ..rules import get_rule
+
+    if rule != "asd":
+        get_rule(rule)
+        given: dict[str, Any] = {}
+        for item in param:
+            name, equals, text = item.partition("=")
+            if not equals or not text:
+                raise UsageError(f"--param {item!r} is not NAME=LIST", fix="write for example --param theta=.8,.9")
+            given[name.strip()] = text.strip()
+        for name, axis in (("B", B), ("g", g), ("M", M)):
+            if axis is not None:
+                raise UsageError(f"--{name} belongs to rule asd", fix=f"rule {rule} takes -p NAME=LIST")
+        return rule_grids(rule, given)
+    if param:
+        raise UsageError("--param belongs to another rule than asd", fix="name one with --rule")
+    if ledger == "none":
+        B = B or "inf"
+    if no_gate:
+        g = g or "inf"
+    missing = [f"'--{name}'" for name, axis in (("B", B), ("g", g), ("M", M)) if axis is None]
+    if len(missing) == 3 and not required:
+        return None
+    if B is None or g is None or M is None:
+        raise UsageError(f"Missing option {missing[0]}", fix="--B, --g and --M belong together")
+    return [Grid.product(B, g, M, semantics, regret=regret, value=value, ledger=ledger, gate=not no_gate)]
 
 
 def print_json(command: str, payload: dict[str, Any]) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import UsageError
-from .common import config_option, grid_options, json_option, note, print_json, progress_bar
+from .common import config_option, json_option, note, print_json, progress_bar, rule_options
+
+if TYPE_CHECKING:
+    from ..policy import Grid
 
 
 @click.command("cover")
 @click.argument("trace", type=click.Path(path_type=Path))
-@grid_options()
-@click.option("--semantics", default="paper", show_default=True, help="Which reading of the rule.")
+@rule_options()
 @click.option("--max-steps", type=int, help="Compute at most so many steps, those that most settings want first.")
 @click.option("--max-minutes", type=float, help="Stop after so many minutes.")
 @click.option("--batch", default=32, show_default=True, help="Steps to compute in one batch.")
@@ -28,8 +30,8 @@ from .common import config_option, grid_options, json_option, note, print_json, 
 @json_option
 @config_option
 def command(
-    trace: Path, B: str, g: str, M: str, semantics: str, max_steps: int | None, max_minutes: float | None, batch: int,
-    group: int, kv_gb: float, faithful: bool, target: str | None, drafter: str | None, offline: bool, as_json: bool,
+    trace: Path, grids: list[Grid], max_steps: int | None, max_minutes: float | None, batch: int, group: int,
+    kv_gb: float, faithful: bool, target: str | None, drafter: str | None, offline: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Complete TRACE for a grid: run the model at just those prefixes that the grid needs and the trace lacks.
 
@@ -40,9 +42,6 @@ def command(
                                 ("group", group, 1), ("kv-gb", kv_gb, 0)):  # fmt: skip
         if value is not None and not value >= lowest:
             raise UsageError(f"--{flag} {value} is too small", fix=f"give at least {lowest}")
-    from ..policy import Grid
-
-    grid = Grid.product(B, g, M, semantics)
     from ..completion import cover_trace
 
     with progress_bar(1, "cover", "pair") as bar:
@@ -54,12 +53,12 @@ def command(
             bar.refresh()
 
         progress = cover_trace(
-            trace, grid, max_steps=max_steps, max_minutes=max_minutes, batch=batch, group=group,
+            trace, grids, max_steps=max_steps, max_minutes=max_minutes, batch=batch, group=group,
             kv_bytes=int(kv_gb * 2**30), faithful=faithful, target=target, drafter=drafter, offline=offline,
             report=report,
         )  # fmt: skip
     row = {
-        "settings": len(grid),
+        "settings": sum(map(len, grids)),
         "exact_share": progress.exact_share,
         "interrupted": progress.interrupted,
         "pairs": progress.pairs,

@@ -86,7 +86,7 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
             "steps_added": done.steps_added, "live_steps": done.live_steps, "rows": result.rows(),
         })  # fmt: skip
         return
-    print_table(result)
+    print_table([result])
     click.echo()
     click.echo(f"{len(covered)} exact settings: {done.steps_held} model steps stand for {done.live_steps} of live runs")
     click.echo(f"{trace}: the trace (asdsim inspect {trace})")

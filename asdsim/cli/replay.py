@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import config_option, grid_options, json_option, note, print_json, progress_bar
+from .common import config_option, json_option, note, print_json, progress_bar, rule_options
 
 if TYPE_CHECKING:
     from ..api import Result
+    from ..policy import Grid
 
 MAX_ROWS = 24
 """Rows that the table on a terminal shows."""
@@ -28,9 +29,7 @@ SHORT = {
 
 @click.command("replay")
 @click.argument("trace", type=click.Path(path_type=Path))
-@grid_options()
-@click.option("--rule", default="asd", show_default=True, help="Acceptance rule.")
-@click.option("--semantics", default="paper", show_default=True, help="Which reading of the rule.")
+@rule_options()
 @click.option("--off-trace", default="stop", show_default=True, metavar="stop|aligned|recorded|pooled",
               help="At a prefix that was not captured: drop the request (exact), or estimate.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|reference")
@@ -39,49 +38,58 @@ SHORT = {
 @json_option
 @config_option
 def command(
-    trace: Path, B: str, g: str, M: str, rule: str, semantics: str, off_trace: str, device: str, threads: int,
-    output: Path | None, as_json: bool,
+    trace: Path, grids: list[Grid], off_trace: str, device: str, threads: int, output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Walk TRACE under every combination of B, g and M.
+    """Walk TRACE under every combination of B, g and M, or of another rule's parameters.
 
     A row is exact where exact_share is 1: every walk then met captured steps only. Otherwise, with --off-trace stop,
     the row stands on the requests that stayed on the trace (no fair sample), and with aligned or recorded it is an
     estimate.
     """
-    from ..errors import UsageError, unknown_name
-    from ..policy import Grid
+    from ..errors import UsageError
 
-    if rule != "asd":
-        raise unknown_name("rule", rule, ["asd"])
     if threads < 0:
         raise UsageError(f"--threads {threads} is negative")
     if output is not None and output.suffix != ".parquet":
         raise UsageError(f"cannot tell the format of {output}", fix="name a file that ends in .parquet")
     if output is not None and not output.parent.is_dir():
         raise UsageError("no such directory", where=str(output.parent))
-    total = len(Grid.product(B, g, M, semantics))
     from .. import api
 
+    total = sum(len(grid) for grid in grids)
+    source: Any = trace if len(grids) == 1 else api.load(trace)
     with progress_bar(total, "replay", "setting") as bar:
-        result = api.replay(
-            trace, B=B, g=g, M=M, semantics=semantics, off_trace=off_trace, device=device, threads=threads,
-            progress=bar.update,
-        )  # fmt: skip
+        results = [
+            api.replay_grid(source, grid, off_trace=off_trace, device=device, threads=threads, progress=bar.update)
+            for grid in grids
+        ]
     if output is not None:
-        result.write(output)
-        note(f"wrote {len(result)} rows to {output}")
+        api.write_results(results, output)
+        note(f"wrote {total} rows to {output}")
     if as_json:
-        print_json("replay", {"trace": str(trace), **result.provenance(), "rows": result.rows()})
+        rows = [row for result in results for row in result.rows()]
+        print_json("replay", {"trace": str(trace), **results[0].provenance(), "settings": total, "rows": rows})
     else:
-        print_table(result)
+        print_table(results)
 
 
-def print_table(result: Result) -> None:
+def print_table(results: list[Result]) -> None:
     """Print the rows, and what the figures may be taken for."""
     import polars as pl
 
-    frame = result.frame().select(TABLE).rename(SHORT)
-    plain = [pl.col(name).map_elements(lambda value: f"{value:g}", return_dtype=pl.String) for name in ("B", "g", "M")]
+    whole = pl.concat([result.frame() for result in results])
+    asd = whole["rule"][0] == "asd"
+    names = [name for name in TABLE if asd or name not in ("B", "g", "M")]
+    if (whole["parameters"] != "").any():
+        names.insert(3 if asd else 0, "parameters")
+    if not asd:
+        names.insert(0, "rule")
+    frame = whole.select(names).rename(SHORT)
+    plain = [
+        pl.col(name).map_elements(lambda value: f"{value:g}", return_dtype=pl.String)
+        for name in ("B", "g", "M")
+        if name in names
+    ]
     shown = (
         frame if len(frame) <= MAX_ROWS else frame.sort("tokens/step", descending=True, nulls_last=True).head(MAX_ROWS)
     )
@@ -99,5 +107,5 @@ def print_table(result: Result) -> None:
             "aligned": "they are estimates",
             "recorded": "they are estimates",
             "pooled": "they are estimates",
-        }[result.off_trace]
+        }[results[0].off_trace]
         note(f"{partly} of {len(frame)} settings have exact < 1: {meaning}")

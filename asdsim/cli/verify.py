@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import UsageError
-from .common import config_option, json_option, note, print_json, progress_bar
+from .common import config_option, json_option, note, print_json, progress_bar, rule_options
+
+if TYPE_CHECKING:
+    from ..policy import Grid
 
 
 @click.command("verify")
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--B", "B", metavar="LIST", help="Budgets; without --B, --g, --M every covered grid is verified.")
-@click.option("--g", "g", metavar="LIST", help="Gates.")
-@click.option("--M", "M", metavar="LIST", help="Caps.")
-@click.option("--semantics", default="paper", show_default=True, help="Which reading of the rule.")
+@rule_options(required=False)
 @click.option("--sample", type=int, help="Draw so many (request, setting) pairs instead of all.")
 @click.option("--seed", default=0, show_default=True, help="Of the draw.")
 @click.option("--near-tie", type=float, help="Margin under which a difference is put down to rounding, in logits.")
@@ -25,23 +26,17 @@ from .common import config_option, json_option, note, print_json, progress_bar
 @json_option
 @config_option
 def command(
-    trace: Path, B: str | None, g: str | None, M: str | None, semantics: str, sample: int | None, seed: int,
+    trace: Path, grids: list[Grid] | None, sample: int | None, seed: int,
     near_tie: float | None, target: str | None, drafter: str | None, offline: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Decode live under the rule and compare with the walk of TRACE, token for token.
 
-    Exit status 1 if any difference is not explained by a near-tie.
+    Without settings, every covered grid is verified. Exit status 1 if any difference is not explained by a near-tie.
     """
-    given = [axis is not None for axis in (B, g, M)]
-    if any(given) and not all(given):
-        raise UsageError("--B, --g and --M belong together", fix="give all three, or none for the covered grids")
     if sample is not None and sample < 1:
         raise UsageError(f"--sample {sample} draws nothing", fix="give at least 1")
     if near_tie is not None and not near_tie >= 0:
         raise UsageError(f"--near-tie {near_tie} is no margin", fix="give a number >= 0, in logits")
-    from ..policy import Grid
-
-    grids = [Grid.product(B, g, M, semantics)] if B and g and M else None
     from ..completion import verify_trace
 
     with progress_bar(1, "verify", "pair") as bar:
@@ -58,8 +53,9 @@ def command(
     if as_json:
         rows = [
             {
-                "request_id": one.request_id, "B": str(one.policy.budget), "g": str(one.policy.gate),
-                "M": str(one.policy.cap), "position": one.position, "walked": one.walked, "live": one.live,
+                "request_id": one.request_id, "setting": str(one.policy), "B": str(one.policy.budget),
+                "g": str(one.policy.gate), "M": str(one.policy.cap), "position": one.position, "walked": one.walked,
+                "live": one.live,
                 "step_id": one.step_id, "cause": one.cause, "margin": str(one.margin), "near_tie": one.near_tie,
             }
             for one in found.differences
