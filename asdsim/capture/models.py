@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -97,7 +99,6 @@ def load_model(
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
     except ImportError as error:
         raise CaptureError(
             f"running models needs {error.name or 'more packages'}", fix="pip install 'asdsim[capture]'"
@@ -113,25 +114,35 @@ def load_model(
     where: dict[str, Any] = {"local_files_only": local, "trust_remote_code": trust_remote_code}
     if revision is not None and name not in BUILT_IN:
         where["revision"] = revision
-    bars = logging.is_progress_bar_enabled()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=wanted if wanted == "auto" else getattr(torch, wanted), **where
-        )
-        tokenizer = _tokenizer(AutoTokenizer, path, where)
+        with bars_on_terminals_only():
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=wanted if wanted == "auto" else getattr(torch, wanted), **where
+            )
+            tokenizer = _tokenizer(AutoTokenizer, path, where)
     except Exception as error:  # the libraries below raise kinds of their own for a damaged or gated model
         raise CaptureError(
             f"cannot load model {name!r}: {_first_line(error)}",
             fix="check the name and the connection" if not local else "check the directory, or leave --offline out",
         ) from error
-    finally:
-        if bars:
-            logging.enable_progress_bar()
     commit = getattr(model.config, "_commit_hash", None)
     found = identity.get("source") or commit or revision
     return Loaded(model.to(place).eval(), tokenizer, found, identity)
+
+
+@contextmanager
+def bars_on_terminals_only() -> Iterator[None]:
+    """Keep the progress bars of Transformers out of log files."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _tokenizer(auto: Any, path: str, where: dict[str, Any]) -> Any:
@@ -187,7 +198,8 @@ def _build_smollm2(work: Path) -> None:
     gguf = fetch(SMOLLM2, work)
     print("asdsim: converting smollm2-135m, once (about 20 s)", file=sys.stderr, flush=True)
     try:
-        convert_gguf(gguf, work)
+        with bars_on_terminals_only():
+            convert_gguf(gguf, work)
     except ImportError as error:
         raise CaptureError(
             f"reading a GGUF file needs {error.name or 'more packages'}", fix="pip install 'asdsim[capture]'"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from asdsim.cli import main
 from asdsim.trace import read_trace
@@ -147,6 +148,13 @@ def test_bad_input_is_one_line_and_nothing_written(case: str, saved: Path, tmp_p
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_no_cuda_device(saved: Path, tmp_path: Path, capsys: Capsys) -> None:
+    status, _, err = run(capsys, *usual(saved, tmp_path / "t"), "--device", "cuda")
+    assert status == 2 and "there is no CUDA device here" in err
+    assert not (tmp_path / "t").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -200,8 +208,6 @@ def test_models_that_cannot_be_read(saved: Path, tmp_path: Path, capsys: Capsys)
 def test_a_model_that_goes_wrong_half_way_leaves_a_readable_trace(
     saved: Path, tmp_path: Path, capsys: Capsys
 ) -> None:  # fault 8, from end to end
-    import torch
-
     sick = tiny_llama()
     with torch.no_grad():
         sick.model.embed_tokens.weight[50] = float("nan")

@@ -17,7 +17,7 @@ import pytest
 from asdsim.trace import read_trace
 from tests.support.tracefiles import difference
 
-KILLS, REQUESTS = 20, 14
+KILLS, REQUESTS = 20, 16
 ROOT = Path(__file__).parents[2]
 
 # Imports once, then forks one child per attempt: each runs the command line as it is.
@@ -93,7 +93,7 @@ def test_killed_at_random_moments_and_resumed(saved: Path, tmp_path: Path) -> No
         found = read_trace(folder)
         assert len(set(found.request_ids())) == found.requests.num_rows == REQUESTS
         assert difference(found, expected, times=False) is None
-        assert partial >= 5, "the kills must fall into the decoding"
+        assert partial >= 4, "the kills must fall into the decoding"
     finally:
         server.stdin.close()
         server.wait(20)
