@@ -184,6 +184,11 @@ def accept_block(position, score, charge, lo, hi, stop, spent, budget, gate, cap
     return hi - lo, total, count, ACCEPT
 
 
+def settle_of(semantics: str, cast: Callable[[float], float] = single) -> Callable[[float, float], float]:
+    """Return how a block's charge enters the ledger; kernels hand in a compiled rounding to float32."""
+    return bind(settle_single, single=cast) if semantics in FLOAT32_LEDGER else settle_double
+
+
 def bind(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
     """Return ``function`` with some of its global names bound anew, for example ``accept_block`` to another judge.
 
@@ -197,13 +202,14 @@ JUDGES: dict[str, Callable[..., int]] = {
     "paper": judge_paper,
     "core": judge_core,
     "dspark": judge_dspark,
+    "lightllm": judge_lightllm,
     "paper:block": judge_paper_block,
 }
 """One judge per semantics. All share the signature of :func:`judge_paper`; kernels are compiled around each of them.
 ``:block`` is the ledger that starts anew in every block."""
 
-SETTLES: dict[str, Callable[[float, float], float]] = {"lightllm": settle_single}
-"""How a block's charge enters the ledger, where not by :func:`settle_double`."""
+FLOAT32_LEDGER = ("lightllm",)
+"""Semantics that keep the ledger in float32; every walk enters a block's charge by :func:`settle_of`."""
 
 
 def accept(

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import CaptureError
 from ..layout import DEFAULT, lay_block
 from ..policy import Policy
-from ..rule import ACCEPT, GATE, SETTLES, accept, decide, settle_double
+from ..rule import ACCEPT, GATE, accept, decide, settle_of
 from ..trace.records import NO_PARENT, RequestRecord, StepRecord
 from .protocol import Drafter, Proposal, Target
 from .record import Recorder, Scan, check_ids, scan
@@ -120,7 +120,7 @@ class Course:
             if not ended:
                 tokens.append(int(seen.argmax_ids[width]))  # bonus
         self.tokens.extend(tokens)
-        self.spent = SETTLES.get(policy.semantics, settle_double)(self.spent, charge)
+        self.spent = settle_of(policy.semantics)(self.spent, charge)
         outcome = Outcome(width, accepted, tokens, charge, relaxed, verdict)
         self.outcomes.append(outcome)
         return outcome

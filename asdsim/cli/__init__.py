@@ -17,6 +17,8 @@ COMMANDS = {
     "replay": "Walk a trace under a grid of settings.",
     "fidelity": "Measure how far estimates are off, on covered edges.",
     "inspect": "Validate a trace and summarise it.",
+    "rules": "List the acceptance rules, their parameters, defaults and sources.",
+    "convert-policy": "Turn a setting of one reading of ASD into another.",
     "plot": "Draw figures from a sweep or a trace.",
     "demo": "Capture three prompts, replay a grid, draw figures.",
 }
@@ -33,7 +35,7 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"asdsim.cli.{name}").command
+        command: click.Command = import_module(f"asdsim.cli.{name.replace('-', '_')}").command
         return command
 
     def resolve_command(

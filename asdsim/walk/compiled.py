@@ -19,7 +19,7 @@ def named(function: Callable[..., Any], variant: str) -> Callable[..., Any]:
     """Return ``function`` under a name that tells its variant and the sources that it is compiled with."""
     sources = "".join(inspect.getsource(module) for module in (rule, request, inspect.getmodule(function)) if module)
     digest = hashlib.sha256(sources.encode()).hexdigest()[:12]
-    function.__qualname__ = f"{function.__name__}_{variant}_{digest}"
+    function.__qualname__ = f"{function.__name__}_{variant.replace(':', '_')}_{digest}"
     return function
 
 

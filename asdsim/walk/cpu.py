@@ -41,12 +41,18 @@ def walk_settings(  # type: ignore[no-untyped-def]
                     histogram[setting, k] += scratch[k]
 
 
+def to_single(x):  # type: ignore[no-untyped-def]
+    """Round to float32; what :func:`asdsim.rule.single` is in compiled code."""
+    return np.float64(np.float32(x))
+
+
 @cache
 def kernel(semantics: str) -> Any:
     """Return ``walk_settings`` compiled for one semantics."""
     judge = compile_cached(numba.njit, rule.JUDGES[semantics], inline="never")
     block = named(rule.bind(rule.accept_block, judge=judge), semantics)
-    one = named(rule.bind(walk_request, accept_block=compile_cached(numba.njit, block)), semantics)
+    settle = compile_cached(numba.njit, named(rule.bind(rule.settle_of(semantics, numba.njit(to_single))), semantics))
+    one = named(rule.bind(walk_request, accept_block=compile_cached(numba.njit, block), settle=settle), semantics)
     settings = named(rule.bind(walk_settings, walk_request=compile_cached(numba.njit, one)), semantics)
     return compile_cached(numba.njit, settings, nogil=True)
 
@@ -54,7 +60,8 @@ def kernel(semantics: str) -> Any:
 def python_kernel(semantics: str) -> Any:
     """Return the same sources as plain Python, for tests and as a last resort."""
     block = rule.bind(rule.accept_block, judge=rule.JUDGES[semantics])
-    return rule.bind(walk_settings, walk_request=rule.bind(walk_request, accept_block=block))
+    one = rule.bind(walk_request, accept_block=block, settle=rule.settle_of(semantics))
+    return rule.bind(walk_settings, walk_request=one)
 
 
 def run(

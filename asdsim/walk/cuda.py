@@ -61,6 +61,11 @@ def pair_kernel(  # type: ignore[no-untyped-def]
     edge[one, setting] = last
 
 
+def to_single(x):  # type: ignore[no-untyped-def]
+    """Round to float32; what :func:`asdsim.rule.single` is in compiled code."""
+    return np.float64(np.float32(x))
+
+
 @cache
 def kernel(semantics: str) -> Any:
     """Return ``pair_kernel`` around one semantics, compiled when first launched."""
@@ -77,7 +82,8 @@ def device_source(semantics: str) -> Any:
         return cuda.jit(device=True, inline="always")(function)
 
     block = rule.bind(rule.accept_block, judge=device(rule.JUDGES[semantics]))
-    one = rule.bind(walk_request, accept_block=device(block))
+    settle = device(rule.settle_of(semantics, device(to_single)))
+    one = rule.bind(walk_request, accept_block=device(block), settle=settle)
     return rule.bind(pair_kernel, walk_request=device(one), cuda=cuda)
 
 

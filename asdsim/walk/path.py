@@ -47,6 +47,7 @@ def path_of(graph: Graph, policy: Policy, request: int) -> tuple[list[Visit], bo
         Whether every prefix met was captured.
     """
     block = rule.bind(rule.accept_block, judge=rule.JUDGES[policy.semantics])
+    settle = rule.settle_of(policy.semantics)
     visits: list[Visit] = []
     spent, tokens, step = 0.0, 0, int(graph.root[request])
     while step >= 0:
@@ -60,12 +61,13 @@ def path_of(graph: Graph, policy: Policy, request: int) -> tuple[list[Visit], bo
         if policy.budget > 0.0:
             total = 0.0
             for j in range(lo, min(hi, lo + outcome + 1)):
-                regret = float(graph.mm_regret[j])
-                value = int(graph.drafted[step]) - int(graph.mm_pos[j])
-                close = min(close, abs(regret - policy.gate * value), abs(spent + total + regret - policy.budget))
+                score, regret = float(graph.mm_score[j]), float(graph.mm_charge[j])
+                # Regret per score is q; another rule's score is compared with its limit as it is.
+                value = regret / score if policy.layout.rule == "asd" and score > 0.0 else 1.0
+                close = min(close, abs(score - policy.gate) * value, abs(spent + total + regret - policy.budget))
                 total += regret
         visits.append(Visit(step, edge, spent, int(graph.edge_accepted[edge]), int(graph.edge_tokens[edge]), close))
-        spent += charge
+        spent = settle(spent, charge)
         tokens += int(graph.edge_tokens[edge])
         step = int(graph.edge_next[edge])
     return visits, step != MISSING

@@ -4,7 +4,7 @@ Per step only mismatches are visited. ``accept_block`` decides; the edge that it
 committed and where the walk stands next.
 """
 
-from ..rule import ACCEPT, BUDGET, CAP, GATE, accept_block
+from ..rule import ACCEPT, BUDGET, CAP, GATE, accept_block, settle
 
 STEPS, DRAFTED, ACCEPTED, TOKENS, RELAXED, BY_GATE, BY_BUDGET, BY_CAP, LEFT = range(9)
 """Columns of the counts that one walk fills. ``LEFT`` counts edges that were not captured; 0 means an exact walk."""
@@ -44,7 +44,7 @@ def walk_request(  # type: ignore[no-untyped-def]
         outcome, charge, count, verdict = accept_block(
             mm_pos, mm_score, mm_charge, lo, hi, room, spent, budget, gate, cap
         )
-        spent += charge
+        spent = settle(spent, charge)
         edge = lo + step + outcome
         # Off the captured path a step may be met later than where it was recorded, with less room under the limit.
         accepted = min(edge_accepted[edge], room)
