@@ -17,6 +17,7 @@ COMMANDS = {
     "replay": "Walk a trace under a grid of settings.",
     "fidelity": "Measure how far estimates are off, on covered edges.",
     "inspect": "Validate a trace and summarise it.",
+    "compare": "Compare acceptance rules, at published settings or matched risk.",
     "rules": "List the acceptance rules, their parameters, defaults and sources.",
     "convert-policy": "Turn a setting of one reading of ASD into another.",
     "plot": "Draw figures from a sweep or a trace.",

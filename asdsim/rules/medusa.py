@@ -2,29 +2,31 @@
 
 import math
 
-from .spec import Parameter, Params, Rule, Seen, above
+from .spec import Parameter, Params, Rule, Seen, above, steps
 
 
 def score(seen: Seen, params: Params) -> float:
-    """Return -p(x) exp(H), or -inf where p(x) > eps."""
-    p = seen.p
-    return -math.inf if p > float(params["eps"]) else -(p * math.exp(seen.entropy))
+    """Return minus the largest eps under which x would pass."""
+    p, alpha = seen.p, float(params["alpha"])
+    typical = p * math.exp(seen.entropy)  # p(x) / exp(-H)
+    if alpha == 0.0:  # alpha is sqrt(eps)
+        return -max(p, typical * typical)
+    return -math.inf if typical > alpha else -p
 
 
 RULE = Rule(
     name="medusa",
     title="Medusa, typical acceptance",
-    source="arXiv 2401.10774, eps = .09, alpha = .3",
+    source="arXiv 2401.10774, eps = .09, alpha = sqrt(eps) = .3",
     accepts="p(x) > min(eps, alpha exp(-H))",
     parameters=(
         Parameter("eps", 0.09, "probability that is always enough", high=1.0),
-        Parameter("alpha", 0.3, "share of exp(-H) that is enough", high=1.0, open_high=True),
+        Parameter("alpha", 0.0, "share of exp(-H) that is enough; 0: sqrt(eps)", high=1.0),
     ),
     score=score,
-    limit=lambda params: above(float(params["alpha"])),
-    knob="alpha",
+    limit=lambda params: above(float(params["eps"])),
+    knob="eps",
     needs=("entropy",),
-    ladder=(0.99, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002,
-            0.001),
+    ladder=(*steps(1.0, 0.1, 46), 0.09, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001),
     note="the target's own choice always passes: its probability is at least exp(-H)",
-)  # fmt: skip
+)

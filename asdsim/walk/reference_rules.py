@@ -34,7 +34,8 @@ def fuzzy(block: Block, i: int, at: Numbers) -> bool:
 def medusa(block: Block, i: int, at: Numbers) -> bool:
     """p(x) > min(eps, alpha exp(-H))."""
     row = block.rows[i]
-    return probability(row, row["draft_logit"]) > min(at["eps"], at["alpha"] * math.exp(-row["entropy"]))
+    alpha = at["alpha"] or math.sqrt(at["eps"])
+    return probability(row, row["draft_logit"]) > min(at["eps"], alpha * math.exp(-row["entropy"]))
 
 
 def trtllm(block: Block, i: int, at: Numbers) -> bool:

@@ -71,7 +71,7 @@ def with_draft_columns(step: StepRecord, rng: np.random.Generator) -> StepRecord
     """Return the step with random draft log-probabilities and divergences."""
     width = step.num_draft_tokens
     drawn = rng.exponential(0.3, (5, width)).astype(np.float32)
-    drawn[4] = np.minimum(drawn[4], 1.0)
+    drawn[3:] = np.minimum(drawn[3:], 1.0)
     names = ("kl", "reverse_kl", "js", "tv")
     return replace(step, draft_logprobs=-drawn[0], divergences=dict(zip(names, drawn[1:], strict=True)))
 

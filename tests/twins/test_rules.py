@@ -24,7 +24,7 @@ SETTINGS = {
     "truncate": {"K": "1,2,4,9"},
     "mars": {"theta": "0,.5,.9,1"},
     "fuzzy": {"T": "0,.1,.4,1", "kind": "js,kl,reverse_kl,tv"},
-    "medusa": {"eps": "0,.09,.3", "alpha": "0,.3,.9"},
+    "medusa": {"eps": "0,.09,.3", "alpha": "0,.2,.9"},
     "trtllm": {"delta": "0,.3,.6,1", "N": "1,2,10"},
     "vllm": {"ratio": "0,.1,.5,1", "k": "1,3"},
     "fly": {"h": "0,.3,1", "W": "0,1,2"},

@@ -1,0 +1,127 @@
+"""``asdsim compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import UsageError
+from .common import config_option, json_option, note, print_json
+
+if TYPE_CHECKING:
+    from ..compare import Comparison
+
+
+@click.command("compare")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--rules", "names", metavar="LIST", show_default="all", help="Rules to compare, by comma.")
+@click.option("--level", type=float, help="Match rules at this risk; without it each at its published setting.")
+@click.option("--risk", default="regret_max", show_default=True,
+              help="What --level bounds: regret_max|regret_per_token|outputs_differ_share.")  # fmt: skip
+@click.option("--draft-cost", type=float, show_default="median timings of the trace",
+              help="Seconds of one draft token, in target verifications.")  # fmt: skip
+@click.option("--off-trace", default="pooled", show_default=True, metavar="stop|aligned|recorded|pooled",
+              help="At a prefix that was not captured: drop the request, or estimate.")  # fmt: skip
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda")
+@click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
+@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for a figure.")
+@json_option
+@config_option
+def command(
+    trace: Path, names: str | None, level: float | None, risk: str, draft_cost: float | None, off_trace: str,
+    device: str, threads: int, seed: int, output: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Compare acceptance rules on TRACE: each at its published setting, or all at one level of risk.
+
+    At a level every rule moves one parameter and the setting with the longest acceptance length within the level is
+    taken. A row is exact where exact is 1; asdsim cover TRACE --rule NAME -p .. makes it so.
+    """
+    if threads < 0:
+        raise UsageError(f"--threads {threads} is negative")
+    if device == "reference":
+        raise UsageError("the reference walk is too slow for a comparison", fix="use --device cpu or cuda")
+    from .. import api
+    from ..compare import RISKS, compare
+    from ..rules import NAMES
+
+    rules = [name.strip() for name in names.split(",")] if names is not None else ["asd", *NAMES]
+    found = compare(
+        api.load(trace), rules, risk=risk, level=level, draft_cost=draft_cost, off_trace=off_trace, device=device,
+        threads=threads, seed=seed,
+    )  # fmt: skip
+    title = "published settings" if level is None else f"{RISKS[risk].partition(',')[0]} <= {level:g}"
+    if output is not None:
+        from .. import plots
+        from ..plots_compare import compared_rules
+
+        words = f"asdsim compare {trace}" + ("" if level is None else f" --risk {risk} --level {level:g}")
+        record = plots.provenance(f"{words} -o {output}", source={"trace": str(trace)})
+        for path in plots.save(compared_rules(found.rows, f"Rules at {title}"), output / "compare", record,
+                               {"rows": found.rows}):  # fmt: skip
+            note(f"wrote {path}")
+    if as_json:
+        print_json("compare", {
+            "trace": str(trace), "risk": risk, "level": level, "off_trace": off_trace, "draft_cost": found.draft_cost,
+            "draft_cost_source": found.cost_source, "rows": found.rows, "skipped": found.skipped,
+        })  # fmt: skip
+        return
+    print_table(found, title)
+
+
+def print_table(found: Comparison, title: str) -> None:
+    """Print the rows, a verdict on ASD, and what the figures may be taken for."""
+    from ..plots_compare import name_of
+
+    click.echo(f"{title}; a draft token costs {found.draft_cost:.3g} verifications ({found.cost_source})")
+    click.echo("| rule | tokens/step | accepted/step | over strict | 95 % interval | speed-up | regret max | "
+               "regret/token | outputs differ | exact |")  # fmt: skip
+    click.echo("|---|---|---|---|---|---|---|---|---|---|")
+    for row in found.rows:
+        if row["mean_acceptance_length"] is None:
+            click.echo(f"| {name_of(row)} | - | - | - | - | - | - | - | - | {row['exact_share']:.2f} |")
+            continue
+        click.echo(
+            f"| {name_of(row)} | {row['mean_acceptance_length']:.2f} | {row['accepted_per_proposal']:.2f} "
+            f"| {100 * row['acceptance_length_gain']:+.1f} % | {_interval(row['gain_low'], row['gain_high'])} "
+            f"| {row['predicted_speedup']:.2f} | {row['regret_max']:.2f} | {row['regret_per_token']:.4f} "
+            f"| {100 * row['outputs_differ_share']:.0f} % | {row['exact_share']:.2f} |"
+        )
+    for text in verdict(found):
+        click.echo(text)
+    for name, reason in found.skipped.items():
+        note(f"{name} left out: {reason}")
+    partly = [row["rule"] for row in found.rows if row["exact_share"] < 1.0]
+    if partly:
+        note(f"estimates, since walks left the captured steps: {', '.join(partly)}")
+    sampled = [row["rule"] for row in found.rows if row["sampled"]]
+    if sampled:
+        note(f"{', '.join(sampled)}: a greedy trace cannot tell what sampling under them would give; see asdsim rules")
+    few = max((row["requests"] for row in found.rows), default=0)
+    if few < 30:
+        note(f"{few} requests are few: the intervals are wide for that reason")
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "-" if low is None or high is None else f"{100 * low:+.1f} .. {100 * high:+.1f} %"
+
+
+def verdict(found: Comparison) -> list[str]:
+    """Say who has the longest acceptance length, and whether ASD is behind by more than chance."""
+    known = [row for row in found.rows if row["mean_acceptance_length"] is not None]
+    asd: Any = next((row for row in known if row["rule"] == "asd"), None)
+    if asd is None or len(known) < 2:
+        return []
+    best = max(known, key=lambda row: row["mean_acceptance_length"])
+    what = "at this level" if found.level is not None else "at published settings, which differ in risk"
+    if best is asd:
+        return [f"asd has the longest acceptance length {what}"]
+    lines = [f"asd does not win {what}: {best['rule']} is {100 * best['against_asd']:+.1f} % longer "
+             f"({_interval(best['against_asd_low'], best['against_asd_high'])})"]  # fmt: skip
+    ahead = [row["rule"] for row in known if row is not asd and (row["against_asd_low"] or 0.0) > 0.0]
+    lines.append(f"ahead of asd by their own 95 % interval: {', '.join(ahead) or 'none'}")
+    if best["exact_share"] < 1.0 or asd["exact_share"] < 1.0:
+        lines.append("by estimate: cover the trace for both settings before believing it")
+    return lines
