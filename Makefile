@@ -4,6 +4,7 @@
 #   make figures   redraw figures/ from the committed traces (analysis/figures_*.py)
 #   make gpu       the checks that need a CUDA device
 #   make bench     timings
+#   make statistics  do intervals cover the truth as often as they say (a minute)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -21,15 +22,15 @@ PYTEST_ARGS ?=
 
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
 export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
-test gpu: export OMP_NUM_THREADS := 1
+test gpu statistics: export OMP_NUM_THREADS := 1
 # No test may reach a model hub.
-test gpu: export HF_HUB_OFFLINE := 1
-test gpu: export TRANSFORMERS_OFFLINE := 1
-test gpu: export HF_DATASETS_OFFLINE := 1
+test gpu statistics: export HF_HUB_OFFLINE := 1
+test gpu statistics: export TRANSFORMERS_OFFLINE := 1
+test gpu statistics: export HF_DATASETS_OFFLINE := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint figures gpu bench clean
+.PHONY: help demo test lint figures gpu bench statistics clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -51,6 +52,9 @@ figures: $(RUN_READY)
 
 gpu: $(DEV_READY)
 	$(BIN)/python -m tests.gpu
+
+statistics: $(DEV_READY)
+	$(BIN)/python -m pytest tests/statistics -s -o python_files='check_*.py' $(PYTEST_ARGS)
 
 bench: $(RUN_READY)
 	$(BIN)/asdsim bench

@@ -6,6 +6,8 @@ both are ratios of sums over requests. Tokens behind an end of sequence or the t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,3 +62,139 @@ def masked_quantile(values: npt.NDArray[np.float64], keep: npt.NDArray[np.bool_]
     at_high = np.take_along_axis(ordered, high[..., None], axis=-1)[..., 0]
     with np.errstate(invalid="ignore"):
         return np.where(count > 0, at_low + (place - low) * (at_high - at_low), np.nan)
+
+
+# --- what a setting gains and costs, as ratios of sums over requests ------------------------------------------------
+
+Sums = Mapping[str, npt.NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that has an interval.
+
+    Attributes
+    ----------
+    meaning : str
+        Definition and unit.
+    needs : tuple of str
+        Per-request columns it is made of: counts of a walk (``steps``, ``drafted``, ``accepted``, ``tokens``,
+        ``relaxed``, ``by_gate``, ``by_budget``, ``by_cap``), ``spent`` (ledger, logits), ``requests`` (1 where the
+        request counts), ``seconds`` (predicted), of outputs ``differ``, ``first_difference``, ``distance`` and
+        ``logprob``, and ``scored``, ``correct``; with ``_strict`` those of strict matching on the same requests.
+    formula : callable
+        From sums of these columns to the figure.
+    """
+
+    meaning: str
+    needs: tuple[str, ...]
+    formula: Callable[[Sums], npt.NDArray[np.float64]]
+
+
+def _over(top: str, bottom: str) -> Callable[[Sums], npt.NDArray[np.float64]]:
+    return lambda s: s[top] / s[bottom]
+
+
+def _change(top: str, bottom: str) -> Callable[[Sums], npt.NDArray[np.float64]]:
+    """Return the relative change of a ratio against strict matching."""
+    return lambda s: (s[top] / s[bottom]) / (s[f"{top}_strict"] / s[f"{bottom}_strict"]) - 1.0
+
+
+def _with_strict(*names: str) -> tuple[str, ...]:
+    return (*names, *(f"{name}_strict" for name in names))
+
+
+FIGURES: dict[str, Figure] = {
+    "mean_acceptance_length": Figure(
+        "tokens per verification, bonus included", ("tokens", "steps"), _over("tokens", "steps")
+    ),
+    "accepted_per_proposal": Figure(
+        "accepted draft tokens per verification, bonus excluded", ("accepted", "steps"), _over("accepted", "steps")
+    ),
+    "acceptance_length_gain": Figure(
+        "mean_acceptance_length against strict, minus 1", _with_strict("tokens", "steps"), _change("tokens", "steps")
+    ),
+    "relaxed_per_token": Figure(
+        "accepted draft tokens that are not the target's choice, per token", ("relaxed", "tokens"),
+        _over("relaxed", "tokens"),
+    ),
+    "regret_spent_mean": Figure(
+        "ledger at the end of a request, logits", ("spent", "requests"), _over("spent", "requests")
+    ),
+    "regret_per_token": Figure("ledger per generated token, logits", ("spent", "tokens"), _over("spent", "tokens")),
+    "bound_by_gate": Figure("share of blocks that the gate ended", ("by_gate", "steps"), _over("by_gate", "steps")),
+    "bound_by_budget": Figure(
+        "share of blocks that the budget ended", ("by_budget", "steps"), _over("by_budget", "steps")
+    ),
+    "bound_by_cap": Figure("share of blocks that the cap ended", ("by_cap", "steps"), _over("by_cap", "steps")),
+    "length_change": Figure(
+        "generated tokens against strict, minus 1", _with_strict("tokens"),
+        lambda s: s["tokens"] / s["tokens_strict"] - 1.0,
+    ),
+    "tokens_per_second": Figure("predicted by the cost model", ("tokens", "seconds"), _over("tokens", "seconds")),
+    "speed_up": Figure(
+        "predicted tokens per second against strict, as a factor", _with_strict("tokens", "seconds"),
+        lambda s: 1.0 + _change("tokens", "seconds")(s),
+    ),
+    "outputs_differ_share": Figure(
+        "share of outputs that are not the strict one, token for token", ("differ", "requests"),
+        _over("differ", "requests"),
+    ),
+    "first_difference_mean": Figure(
+        "tokens before the first one that differs from strict, over the outputs that differ",
+        ("first_difference", "differ"), _over("first_difference", "differ"),
+    ),
+    "edit_distance_mean": Figure(
+        "Levenshtein distance to the strict output over tokens, divided by the longer length; mean over requests",
+        ("distance", "requests"), _over("distance", "requests"),
+    ),
+    "logprob_per_token": Figure(
+        "log-probability of the output under the target, nats per token", ("logprob", "tokens"),
+        _over("logprob", "tokens"),
+    ),
+    "logprob_change_mean": Figure(
+        "log-probability of the output minus that of the strict output, nats per request",
+        (*_with_strict("logprob"), "requests"), lambda s: (s["logprob"] - s["logprob_strict"]) / s["requests"],
+    ),
+    "accuracy": Figure("share of scored requests that are right", ("correct", "scored"), _over("correct", "scored")),
+    "accuracy_change": Figure(
+        "accuracy minus that of strict matching on the same requests", (*_with_strict("correct"), "scored"),
+        lambda s: (s["correct"] - s["correct_strict"]) / s["scored"],
+    ),
+}  # fmt: skip
+"""Figures with an interval. Shares of requests get Wilson's and Newcombe's intervals, the others a paired bootstrap;
+see :mod:`asdsim.stats`."""
+
+
+def suffix_reuse(
+    regret: npt.NDArray[np.float64],
+    run: npt.NDArray[np.integer],
+    room: npt.NDArray[np.integer],
+    thresholds: npt.NDArray[np.float64],
+    lengths: Sequence[int],
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Tell which mismatches are cheap enough, and which of these are followed by exact draft tokens.
+
+    The suffix reuse of (tau, p) is the share, among mismatches with regret <= tau that have at least p draft positions
+    behind them in their block, of those whose next p draft tokens all equal the target's choice.
+
+    Parameters
+    ----------
+    regret : float64 (m,)
+        In logits.
+    run : int (m,)
+        Exact draft tokens that follow at once.
+    room : int (m,)
+        Draft positions behind the mismatch, up to an EOS or the token limit.
+    thresholds : float64 (t,)
+        tau, in logits.
+    lengths : sequence of int (l,)
+        p.
+
+    Returns
+    -------
+    reused, counted : bool (t, l, m)
+    """
+    wide = np.asarray(lengths)[None, :, None]
+    counted = (regret[None, None, :] <= np.asarray(thresholds)[:, None, None]) & (room[None, None, :] >= wide)
+    return counted & (run[None, None, :] >= wide), counted

@@ -1,0 +1,226 @@
+"""Intervals and tests, paired by request.
+
+Requests are the units that are resampled: steps of one request are not independent. A resample is a row of weights (how
+often each request was drawn), so the sums of all resamples of all settings are one matrix product, and every setting,
+baseline and figure sees the same draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import UsageError
+
+Floats = npt.NDArray[np.float64]
+Sums = Mapping[str, Floats]
+Statistic = Callable[[Sums], Floats]
+
+LEVEL = 0.95
+RESAMPLES = 2000
+FEW = 30
+"""Under so many requests an interval is wide, and its own level no longer sure: reports say so."""
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Values with their intervals; NaN where there is none.
+
+    Attributes
+    ----------
+    value, low, high : float64 (n,)
+    """
+
+    value: Floats
+    low: Floats
+    high: Floats
+
+
+def resample_weights(requests: int, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
+    """Return float64 (resamples, requests): how often each resample drew each request.
+
+    Raises
+    ------
+    UsageError
+        If nothing would be drawn.
+    """
+    if resamples < 2:
+        raise UsageError(f"{resamples} resamples give no interval", fix="give at least 2, better 2000")
+    if requests < 1:
+        raise UsageError("there is no request to resample")
+    rng = np.random.default_rng(seed)
+    return rng.multinomial(requests, np.full(requests, 1.0 / requests), resamples).astype(np.float64)
+
+
+class Resampled:
+    """Sums over requests of several columns: as they are, of every resample, and with each request left out.
+
+    Parameters
+    ----------
+    columns : mapping of str to float64 (n, R) or (R,)
+        Per setting and request. A column of shape (R,) is shared by all settings, such as a strict baseline. A request
+        that does not count under a setting has 0 in all its columns.
+    weights : float64 (B, R)
+        From :func:`resample_weights`.
+    kept : int (n,) or int, optional
+        Requests that count under each setting; all of them by default.
+    """
+
+    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], weights: Floats, kept: Any = None) -> None:
+        self.requests = weights.shape[1]
+        self.kept = np.asarray(self.requests if kept is None else kept)
+        self.whole: dict[str, Floats] = {}
+        self.drawn: dict[str, Floats] = {}
+        self.left_out: dict[str, Floats] = {}
+        for name, values in columns.items():
+            table = np.atleast_2d(np.asarray(values, np.float64))  # (n or 1, R)
+            whole = table.sum(axis=1)
+            self.whole[name] = whole
+            self.drawn[name] = table @ weights.T  # (n or 1, B)
+            self.left_out[name] = whole[:, None] - table  # (n or 1, R)
+
+    def interval(self, statistic: Statistic, *, level: float = LEVEL, expand: bool = True) -> Intervals:
+        """Return a statistic of the sums and its bias-corrected, accelerated interval (Efron 1987).
+
+        Parameters
+        ----------
+        statistic : callable
+            From sums by name, broadcast over their last axes, to values.
+        level : float
+        expand : bool
+            Widen the interval as Student's t does (Hesterberg 2015): a plain bootstrap of few requests is too narrow,
+            by sqrt((n - 1) / n) and by taking the normal distribution for t.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value = np.atleast_1d(statistic(self.whole))
+            drawn, left_out = np.atleast_2d(statistic(self.drawn)), np.atleast_2d(statistic(self.left_out))
+        low, high = bca(value, drawn, left_out, self.kept, level=level, expand=expand)
+        return Intervals(value, low, high)
+
+
+def bca(
+    value: Floats, drawn: Floats, left_out: Floats, requests: Any, *, level: float = LEVEL, expand: bool = True
+) -> tuple[Floats, Floats]:
+    """Return bias-corrected, accelerated bootstrap intervals of n statistics at once.
+
+    Parameters
+    ----------
+    value : float64 (n,)
+        The statistics.
+    drawn : float64 (n, B)
+        Of every resample; NaN entries are left out.
+    left_out : float64 (n, R)
+        With each request left out.
+    requests : int or int (n,)
+        Number of requests that count.
+    level, expand
+        See :meth:`Resampled.interval`.
+
+    Returns
+    -------
+    low, high : float64 (n,)
+        NaN where fewer than two requests count.
+    """
+    from scipy.special import ndtr, ndtri
+    from scipy.stats import t as student
+
+    kept = np.broadcast_to(np.asarray(requests, np.float64), value.shape)
+    count = np.isfinite(drawn).sum(axis=1)
+    ordered = np.sort(np.where(np.isfinite(drawn), drawn, np.inf), axis=1)
+    slack = 1e-12 * np.maximum(np.abs(value), 1.0)  # one sum taken in two orders differs in its last bits
+    with np.errstate(divide="ignore", invalid="ignore"):
+        below = (drawn < (value - slack)[:, None]).sum(axis=1)
+        equal = (np.abs(drawn - value[:, None]) <= slack[:, None]).sum(axis=1)
+        bias = ndtri(np.clip((below + 0.5 * equal) / np.maximum(count, 1), 1e-9, 1 - 1e-9))
+        finite = np.isfinite(left_out)
+        centre = np.where(finite, left_out, 0.0).sum(axis=1) / np.maximum(finite.sum(axis=1), 1)
+        away = centre[:, None] - left_out
+        away = np.where(np.isfinite(away), away, 0.0)
+        scale = (away**2).sum(axis=1) ** 1.5
+        lean = np.where(scale > 0, (away**3).sum(axis=1) / (6.0 * np.where(scale > 0, scale, 1.0)), 0.0)
+        ends = []
+        for tail in ((1 - level) / 2, (1 + level) / 2):
+            z = np.full(value.shape, ndtri(tail))
+            if expand:
+                z = np.sqrt(kept / np.maximum(kept - 1, 1)) * student.ppf(tail, np.maximum(kept - 1, 1))
+            at = ndtr(bias + (bias + z) / (1 - lean * (bias + z)))
+            ends.append(_pick(ordered, count, at))
+    none = (kept < 2) | (count < 2) | ~np.isfinite(value)
+    return np.where(none, np.nan, ends[0]), np.where(none, np.nan, ends[1])
+
+
+def _pick(ordered: Floats, count: npt.NDArray[np.int64], at: Floats) -> Floats:
+    """Return the linear quantile ``at`` of the first ``count`` values of each row."""
+    place = np.clip(np.nan_to_num(at), 0.0, 1.0) * np.maximum(count - 1, 0)
+    low = np.floor(place).astype(np.int64)[:, None]
+    high = np.ceil(place).astype(np.int64)[:, None]
+    first = np.take_along_axis(ordered, low, axis=1)[:, 0]
+    last = np.take_along_axis(ordered, high, axis=1)[:, 0]
+    return np.where(first == last, first, first + (place - low[:, 0]) * (last - first))
+
+
+def share_interval(hits: Any, total: Any, level: float = LEVEL) -> Intervals:
+    """Return shares with Wilson's interval, which is no point at 0 and at 1 (a bootstrap's would be).
+
+    Parameters
+    ----------
+    hits, total : int (n,)
+    """
+    from scipy.special import ndtri
+
+    k, n = np.broadcast_arrays(np.atleast_1d(np.asarray(hits, np.float64)), np.asarray(total, np.float64))
+    z = float(ndtri((1 + level) / 2))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = k / n
+        middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+        reach = z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        low = np.where(k == 0, 0.0, np.clip(middle - reach, 0.0, 1.0))
+        high = np.where(k == n, 1.0, np.clip(middle + reach, 0.0, 1.0))
+    none = n == 0
+    return Intervals(np.where(none, np.nan, p), np.where(none, np.nan, low), np.where(none, np.nan, high))
+
+
+def paired_difference(both: Any, only_new: Any, only_old: Any, neither: Any, level: float = LEVEL) -> Intervals:
+    """Return the change of a share of correct answers from old to new on the same requests.
+
+    The interval is Newcombe's for paired shares (1998, method 10), from Wilson's for each; it does not shrink to a
+    point where no answer changed.
+
+    Parameters
+    ----------
+    both, only_new, only_old, neither : int (n,)
+        Requests that are right under both, under the new or the old only, and under neither.
+    """
+    a, b, c, d = (np.atleast_1d(np.asarray(count, np.float64)) for count in (both, only_new, only_old, neither))
+    total = a + b + c + d
+    new, old = share_interval(a + b, total, level), share_interval(a + c, total, level)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        product = (a + b) * (c + d) * (a + c) * (b + d)
+        cross = a * d - b * c
+        cross = np.where(cross > 0, np.maximum(cross - total / 2, 0.0), cross)  # his continuity correction
+        phi = np.where(product > 0, cross / np.sqrt(np.where(product > 0, product, 1.0)), 0.0)
+        change = (b - c) / total
+        down_new, up_new = new.value - new.low, new.high - new.value
+        down_old, up_old = old.value - old.low, old.high - old.value
+        low = change - np.sqrt(np.maximum(down_new**2 - 2 * phi * down_new * up_old + up_old**2, 0.0))
+        high = change + np.sqrt(np.maximum(up_new**2 - 2 * phi * up_new * down_old + down_old**2, 0.0))
+    return Intervals(change, low, high)
+
+
+def mcnemar(only_new: int, only_old: int) -> float:
+    """Return the exact two-sided p-value that changed answers are as often gains as losses (binomial, 1/2)."""
+    from scipy.stats import binomtest
+
+    changed = only_new + only_old
+    return 1.0 if changed == 0 else float(binomtest(only_new, changed, 0.5).pvalue)
+
+
+def few(requests: int) -> str:
+    """Say that an interval stands on few requests; empty where it does not."""
+    if requests >= FEW:
+        return ""
+    return f"{requests} requests are few: the 95 % intervals are wide for that reason, and their level is approximate"

@@ -1,0 +1,73 @@
+"""Log-probabilities of whole outputs, and the certificate that the shortfall is the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import asdsim
+from asdsim.completion import covered_settings
+from asdsim.likelihood import apart, edge_table
+from asdsim.policy import STRICT, Grid
+from asdsim.trace.graph import build_graph, edge_tokens_of
+from asdsim.trace.memory import MemoryTrace
+from asdsim.walk.path import path_of
+from asdsim.walk.sweep import walk_grid
+from tests.support.toygraph import toy_requests
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+
+
+@pytest.mark.parametrize("name", ["smollm2-layerskip", "smollm2-lookup"])
+def test_shortfall_is_the_ledger_on_covered_traces(name: str) -> None:
+    trace = asdsim.load(TRACES / name)
+    grid = covered_settings(trace)
+    graph = build_graph(trace)
+    walks = walk_grid(graph, grid)
+    table = edge_table(trace, graph)
+    assert walks.exact.all() and walks.spent.max() > 4.0
+    # Equal to the last bits where walk and recorded path take one way; other ways to a prefix differ by rounding only.
+    assert np.abs(table.shortfall[walks.edge] - walks.spent).max() < 1e-3
+    assert (np.abs(table.shortfall[walks.edge] - walks.spent) < 1e-9).mean() > 0.95
+    assert (table.shortfall[walks.edge] <= grid.budget[:, None] + 1e-3).all()
+    strict = walk_grid(graph, Grid.of([STRICT]))
+    assert np.abs(table.shortfall[strict.edge]).max() == 0.0
+
+
+def test_sums_are_those_of_the_tokens_one_by_one() -> None:
+    trace = MemoryTrace(toy_requests(5, requests=4, ks=(0, 2, 5), limit=30, extra=60, grain=0.125))
+    graph, table = build_graph(trace), None
+    table = edge_table(trace, graph)
+    seen = 0
+    for r in range(graph.num_requests):
+        for policy in (STRICT, Grid.product(3, 2, 2).policy(0), Grid.product(50, 50, "inf").policy(0)):
+            visits, exact = path_of(graph, policy, r)
+            steps = trace.steps_of(graph.request_ids[r])
+            first = int(np.searchsorted(trace.step_request, r))
+            logprob = best = 0.0
+            for visit in visits:
+                step = steps[visit.step - first]
+                for i in range(visit.tokens):
+                    top = float(step.top_logits[i, 0]) - float(step.logsumexp[i])
+                    best += top
+                    logprob += float(step.draft_logits[i]) - float(step.logsumexp[i]) if i < visit.accepted else top
+            edge = visits[-1].edge
+            assert table.logprob[edge] == pytest.approx(logprob, abs=1e-9)
+            assert table.best[edge] == pytest.approx(best, abs=1e-9)
+            assert np.frombuffer(table.output(edge), "<i4").tolist() == edge_tokens_of(trace, graph, edge)
+            seen += exact
+    assert seen > 4 and table.output(-1) == b""
+
+
+def test_where_outputs_part_and_how_far() -> None:
+    def output(*tokens: int) -> bytes:
+        return np.array(tokens, "<i4").tobytes()
+
+    assert apart(output(1, 2, 3), output(1, 2, 3)) == (-1, 0.0)
+    assert apart(output(1, 2, 3), output(1, 9, 3)) == (1, pytest.approx(1 / 3))
+    assert apart(output(1, 2), output(1, 2, 3, 4)) == (2, 0.5)
+    assert apart(output(1, 2), output(3, 4)) == (0, 1.0)
+    assert apart(b"", output(3, 4)) == (0, 1.0)
+    assert apart(output(1, 2, 3, 4), output(2, 3, 4)) == (0, 0.25)  # one token left out, not four changed
