@@ -19,6 +19,7 @@ COMMANDS = {
     "inspect": "Validate a trace and summarise it.",
     "compare": "Compare acceptance rules, at published settings or matched risk.",
     "rules": "List the acceptance rules, their parameters, defaults and sources.",
+    "convert": "Read and write files of other tools: acceptance records, calibration rows.",
     "convert-policy": "Turn a setting of one reading of ASD into another.",
     "plot": "Draw figures from a sweep or a trace.",
     "demo": "Capture three prompts, replay a grid, draw figures.",

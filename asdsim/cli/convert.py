@@ -1,0 +1,118 @@
+"""``asdsim convert``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import UsageError
+from .common import json_option, note, print_json, rule_options
+
+if TYPE_CHECKING:
+    from ..policy import Grid
+
+NOT_REPLAYABLE = "a regret sample, not replayable: it holds first rejections with a positive regret and nothing else"
+
+
+@click.command("convert")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--from", "kind", default="auto", show_default=True,
+              metavar="auto|acceptance|asd-calibration|specdecode-bench", help="Format of a SOURCE file.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .jsonl, or .parquet for regrets.")
+@rule_options(required=False)
+@json_option
+def command(source: Path, grids: list[Grid] | None, kind: str, output: Path | None, as_json: bool) -> None:
+    """Read SOURCE, a file of another tool, or write acceptance records of a trace.
+
+    A trace directory is replayed under one setting (strict without one) and comes out as one acceptance record per
+    request, as AIPerf and vLLM write them. Of acceptance records every invariant is checked. ASD's calibration rows are
+    a sample of regrets, not replayable. SpecDecode-Bench rows are replayed with strict matching at every draft length.
+    """
+    if source.is_dir():
+        payload, lines = _trace(source, grids, output)
+    else:
+        if grids is not None:
+            raise UsageError("a setting belongs to a trace", fix="name a trace directory")
+        payload, lines = _file(source, kind, output)
+    if as_json:
+        print_json("convert", {"source": str(source), **payload})
+        return
+    for line in lines:
+        click.echo(line)
+
+
+def _trace(source: Path, grids: list[Grid] | None, output: Path | None) -> tuple[dict[str, Any], list[str]]:
+    from .. import api
+    from ..convert import acceptance_records, summary_of
+    from ..policy import STRICT
+
+    if grids is not None and (len(grids) != 1 or len(grids[0]) != 1):
+        raise UsageError(f"{sum(map(len, grids))} settings given", fix="give one value of each parameter")
+    policy = grids[0].policy(0) if grids else STRICT
+    records, left = acceptance_records(api.load(source), policy)
+    if left:
+        note(f"{left} requests left out: their walks leave the trace under {policy}")
+    _write(output, records)
+    total = summary_of(records)
+    return {"format": "acceptance", "setting": str(policy), "left_out": left, "rows": records}, [_totals(total)]
+
+
+def _file(source: Path, kind: str, output: Path | None) -> tuple[dict[str, Any], list[str]]:
+    from ..convert import read, summary_of
+
+    chosen, found = read(source, kind)
+    if chosen == "acceptance":
+        _write(output, found)
+        return {"format": chosen, "replayable": False, "summary": summary_of(found), "rows": found}, [
+            _totals(summary_of(found))
+        ]
+    if chosen == "asd-calibration":
+        quartiles = found.quartiles()
+        if output is not None and output.suffix == ".parquet":
+            import pyarrow as pa
+
+            from ..trace.writer import write_table
+
+            table = pa.table({"regret": found.regret, "value": found.value, "regret_per_value": found.ratio})
+            write_table(table, output, {"asdsim": {"replayable": False, "source": source.name, "note": NOT_REPLAYABLE}})
+            note(f"wrote {output}")
+        else:
+            _write(output, [{**row, "replayable": False} for row in found.rows])
+        note(NOT_REPLAYABLE)
+        payload = {"format": chosen, "replayable": False, "note": NOT_REPLAYABLE, "rejections": len(found.rows),
+                   "regret_per_value_quartiles": quartiles}  # fmt: skip
+        return payload, [
+            f"{len(found.rows)} first rejections; regret / value at 25, 50 and 75 %: "
+            + ", ".join(f"{q:.6g}" for q in quartiles)
+        ]
+    rows = [part.replay(K) for part in found for K in range(1, part.longest + 1)]
+    _write(output, rows)
+    note("replayable for strict matching and draft length only: the file holds no logits")
+    lines = ["| drafter | K | tokens/step | accepted/step | steps |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {row['drafter']} | {row['K']} | {row['mean_acceptance_length'] or float('nan'):.3f} "
+        f"| {row['accepted_per_proposal'] or 0.0:.3f} | {row['num_spec_steps']} |"
+        for row in rows
+    ]
+    return {"format": chosen, "replayable": "strict, draft length", "rows": rows}, lines
+
+
+def _write(output: Path | None, rows: list[dict[str, Any]]) -> None:
+    if output is None:
+        return
+    if output.suffix != ".jsonl":
+        raise UsageError(f"cannot tell the format of {output}", fix="name a file that ends in .jsonl")
+    from ..trace.writer import write_atomically
+
+    write_atomically(output, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    note(f"wrote {len(rows)} rows to {output}")
+
+
+def _totals(total: dict[str, Any]) -> str:
+    length, accepted = total["mean_acceptance_length"], total["accepted_per_proposal"]
+    return f"{total['requests']} requests, {total['num_spec_steps']} steps: " + (
+        f"{length:.3f} tokens/step, {accepted:.3f} accepted/step" if length is not None else "no step"
+    )
