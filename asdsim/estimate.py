@@ -3,13 +3,13 @@
 ``aligned`` and ``recorded`` go on at one captured step, chosen by position or by count. ``pooled`` treats steps as
 draws: what a block accepts depends on how the block before it ended (a block that follows a full one starts in easy
 text, one that follows a correction starts right behind a hard token), and a relaxed rule changes how often each
-happens. So at a prefix that was not captured it goes on with a step drawn from all captured ones whose own predecessor ended in
-the same way, and so on from there; the request ends where its captured output ended. Every request is walked many times
-and the figures are averaged.
+happens. So at a prefix that was not captured it goes on with a step drawn from all captured ones whose own
+predecessor ended in the same way, and so on from there; the request ends where its captured output ended. Every
+request is walked many times and the figures are averaged.
 
 How far each is off is measured by :mod:`asdsim.fidelity`. On SmolLM2 with layer-skip, on prompts that had no part in
-its making, ``pooled`` was closer than both others; with prompt look-up, whose drafts feed on a text that begins to repeat
-itself, all three are far off, ``aligned`` least.
+its making, ``pooled`` was closer than both others; with prompt look-up, whose drafts feed on a text that begins to
+repeat itself, all three are far off, ``aligned`` least.
 """
 
 from __future__ import annotations
