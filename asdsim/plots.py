@@ -555,9 +555,11 @@ def mismatch_groups(
 
 def accepted_mismatches(graph: Graph, policy: Policy, off_trace: str = "stop") -> npt.NDArray[np.int64]:
     """Return the indices (into ``graph.mm_*``) of the mismatches that one setting accepts, request by request."""
+    from . import rule
     from .trace.graph import MISSING
-    from .walk.request import accept_block
 
+    accept_block = rule.bind(rule.accept_block, judge=rule.JUDGES[policy.semantics])
+    settle = rule.settle_of(policy.semantics)
     taken: list[int] = []
     for request in range(graph.num_requests):
         spent, tokens, steps = 0.0, 0, 0
@@ -570,7 +572,7 @@ def accepted_mismatches(graph: Graph, policy: Policy, off_trace: str = "stop") -
                 graph.mm_pos, graph.mm_score, graph.mm_charge, lo, hi, room - tokens, spent,
                 policy.budget, policy.gate, policy.cap,
             )  # fmt: skip
-            spent += charge
+            spent = settle(spent, charge)
             taken.extend(range(lo, lo + count))
             edge = lo + step + outcome
             tokens += int(graph.edge_tokens[edge])

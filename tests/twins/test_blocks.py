@@ -1,0 +1,41 @@
+"""Random blocks under every rule and reading: oracle, compiled walk and CUDA simulator decide alike, to the bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.twins.blocks import Tables, cases, decided, walked
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("blocks", [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_every_block_is_decided_alike(blocks: int, tmp_path: Path) -> None:
+    pytest.importorskip("numba_cuda")
+    out = tmp_path / "blocks.npz"
+    simulator = subprocess.Popen(
+        [sys.executable, "-m", "tests.twins.blocks", str(out), str(blocks)],
+        cwd=ROOT, env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"},
+    )  # fmt: skip
+    try:
+        tables = Tables(blocks)
+        oracle, compiled = decided(tables), walked(tables, "cpu")
+        assert simulator.wait(900) == 0
+    finally:
+        simulator.kill()
+    with np.load(out) as file:
+        simulated = dict(file)
+    assert oracle.keys() == compiled.keys() == simulated.keys()
+    for name in oracle:
+        assert np.array_equal(oracle[name], compiled[name]), name
+        assert np.array_equal(simulated[name], compiled[name]), name
+    for name in cases():  # a setting that lets all or nothing pass would prove little
+        relaxed = int(compiled[f"{name}|counts"][:, 1].sum())
+        refused = int(compiled[f"{name}|histogram"][:-1].sum())
+        assert name == "strict" or (relaxed > blocks / 100 and refused > blocks / 100), name
