@@ -87,15 +87,13 @@ def reading(semantics: str, *, regret: str = "logit", value: str = "", ledger: s
     Raises
     ------
     UsageError
-        On an unknown name, or a ledger that this reading does not have.
+        On an unknown name.
     """
     if semantics not in SEMANTICS:
         raise unknown_name("semantics", semantics, list(SEMANTICS))
     if ledger not in LEDGERS:
         raise unknown_name("ledger", ledger, list(LEDGERS))
     judge = f"{semantics}:block" if ledger == "block" else semantics
-    if judge not in JUDGES:
-        raise UsageError(f"semantics {semantics} has no ledger per block", fix="use --semantics paper")
     mismatch = "regret" if semantics == "lightllm" else "id"
     return judge, Layout(regret=regret, value=value or SEMANTICS[semantics], mismatch=mismatch)
 

@@ -130,6 +130,45 @@ def judge_paper_block(
     return ACCEPT
 
 
+def judge_core_block(
+    score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
+) -> int:
+    """Decide as :func:`judge_core` with a ledger that starts anew in every block."""
+    if gate == 0.0 or not score <= gate:
+        return GATE
+    if budget == 0.0 or not charge <= budget + 1e-9:
+        return BUDGET
+    if count > cap:
+        return CAP
+    return ACCEPT
+
+
+def judge_dspark_block(
+    score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
+) -> int:
+    """Decide as :func:`judge_dspark` with a ledger that starts anew in every block."""
+    if not score <= gate:
+        return GATE
+    if not (before < budget and charge <= budget):
+        return BUDGET
+    if count > cap:
+        return CAP
+    return ACCEPT
+
+
+def judge_lightllm_block(
+    score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
+) -> int:
+    """Decide as :func:`judge_lightllm` with a ledger that starts anew in every block."""
+    if not score <= gate:
+        return GATE
+    if not charge <= budget:
+        return BUDGET
+    if count > cap:
+        return CAP
+    return ACCEPT
+
+
 def settle_double(spent: float, charge: float) -> float:
     """Return the ledger after a block, equation (10), in float64."""
     return spent + charge
@@ -204,11 +243,14 @@ JUDGES: dict[str, Callable[..., int]] = {
     "dspark": judge_dspark,
     "lightllm": judge_lightllm,
     "paper:block": judge_paper_block,
+    "core:block": judge_core_block,
+    "dspark:block": judge_dspark_block,
+    "lightllm:block": judge_lightllm_block,
 }
 """One judge per semantics. All share the signature of :func:`judge_paper`; kernels are compiled around each of them.
 ``:block`` is the ledger that starts anew in every block."""
 
-FLOAT32_LEDGER = ("lightllm",)
+FLOAT32_LEDGER = ("lightllm", "lightllm:block")
 """Semantics that keep the ledger in float32; every walk enters a block's charge by :func:`settle_of`."""
 
 

@@ -54,7 +54,7 @@ class Outcome:
 
 def relaxed_positions(block: Block, length: int, semantics: str = "paper") -> list[int]:
     """Return where the first ``length`` draft tokens hold a mismatch: another id; to lightllm, a positive regret."""
-    if semantics == "lightllm":
+    if semantics.partition(":")[0] == "lightllm":
         return [i for i in range(length) if block.draft[i] != block.choice[i] and not block.regret[i] <= 0]
     return [i for i in range(length) if block.draft[i] != block.choice[i]]
 
@@ -131,7 +131,8 @@ def sum_of(costs: Sequence[float], positions: Sequence[int]) -> float:
 def settled(spent: float, charge: float, semantics: str) -> float:
     """Return the ledger after a block; lightllm keeps it in float32."""
     total = spent + charge
-    return float(struct.unpack("f", struct.pack("f", total))[0]) if semantics == "lightllm" else total
+    single = semantics.partition(":")[0] == "lightllm"
+    return float(struct.unpack("f", struct.pack("f", total))[0]) if single else total
 
 
 def accepted_length(

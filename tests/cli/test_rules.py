@@ -160,7 +160,7 @@ def test_rules_in_replay(capsys: pytest.CaptureFixture[str], trace: Path, tmp_pa
         (["--rule", "mars", "--B", 1], "--B belongs to rule asd"),
         (["--B", 1, "--g", 1, "--M", 1, "-p", "theta=1"], "--param belongs to another rule"),
         (["--B", 1, "--g", 1, "--M", 1, "--value", "suffx"], "did you mean 'suffix'"),
-        (["--B", 1, "--g", 1, "--M", 1, "--ledger", "block", "--semantics", "core"], "no ledger per block"),
+        (["--B", 1, "--g", 1, "--M", 1, "--ledger", "blocks"], "did you mean 'block'"),
     ],
 )
 def test_replay_refuses(capsys: pytest.CaptureFixture[str], trace: Path, args: list[object], message: str) -> None:

@@ -35,7 +35,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 """Settings at which about half of what is looked at passes, where the published one lets nearly all or none."""
 
-READINGS = ("paper", "core", "dspark", "lightllm", "paper:block")
+READINGS = ("paper", "core", "dspark", "lightllm", "paper:block", "core:block", "dspark:block", "lightllm:block")
 
 
 class Tables:

@@ -10,7 +10,6 @@ import pytest
 from asdsim.api import reference_walks
 from asdsim.layout import VALUES
 from asdsim.policy import SEMANTICS, Grid, rule_grids
-from asdsim.rule import JUDGES
 from asdsim.rules import NAMES
 from asdsim.trace.graph import build_graph
 from asdsim.trace.memory import MemoryTrace
@@ -51,10 +50,11 @@ def trace(seed: int) -> MemoryTrace:
 def variations() -> list[Grid]:
     """Return a grid of each reading of ASD and of each of its variations."""
     axes = [0, 0.125, 0.5, 1.3, float("inf")], [0, 0.125, 0.4, float("inf")], [0, 1, 2, float("inf")]
-    made = [Grid.product(*axes, semantics) for semantics in SEMANTICS if semantics in JUDGES]
+    made = [Grid.product(*axes, semantics) for semantics in SEMANTICS]
     made += [Grid.product(*axes, value=value) for value in VALUES]
     made += [Grid.product([0, 0.1, 0.4, float("inf")], [0, 0.05, 0.2], [1, 2], regret="probability")]
-    made += [Grid.product(*axes, ledger="block"), Grid.product(*axes, ledger="none"), Grid.product(*axes, gate=False)]
+    made += [Grid.product(*axes, semantics, ledger="block") for semantics in SEMANTICS]
+    made += [Grid.product(*axes, ledger="none"), Grid.product(*axes, gate=False)]
     return made
 
 
