@@ -89,7 +89,7 @@ class LanguageModel:
     @cached_property
     def vocab_size(self) -> int:
         """Width of a logit row."""
-        return int(self.model.get_output_embeddings().weight.shape[0])
+        return int(getattr(self.model.get_output_embeddings(), "out_features", None) or self.config.vocab_size)
 
     @cached_property
     def max_positions(self) -> int | None:
@@ -345,6 +345,7 @@ class WideHead(torch.nn.Module):
 
     def __init__(self, head: Any) -> None:
         super().__init__()
+        self.out_features = int(head.weight.shape[0])
         self.weight = torch.nn.Parameter(head.weight.detach().float(), requires_grad=False)
         bias = getattr(head, "bias", None)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach().float(), requires_grad=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -288,3 +289,11 @@ def check_proposal(proposal: Proposal, num_draft_tokens: int, vocab_size: int, w
         raise CaptureError(
             f"the drafter gave {len(proposal.logprobs)} log-probabilities for {len(proposal.ids)} tokens", where=where
         )
+    if proposal.logprobs is not None:
+        for position, value in enumerate(proposal.logprobs):
+            if not isfinite(value):
+                raise CaptureError(
+                    f"the drafter's log-probability is {value}",
+                    where=f"{where}, position {position}",
+                    fix="check the drafter's weights, or use a wider dtype (--dtype float32)",
+                )

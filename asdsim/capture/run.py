@@ -6,8 +6,11 @@ import hashlib
 import json
 import math
 import platform
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -343,17 +346,33 @@ def capture_with(
                     summary.skipped += 1
                 else:
                     result = decode(target, drafter, request, plan.policy or STRICT, plan.K, recorder)
-                    writer.add_request(request, result.steps)
-                    _count(summary, result)
-                    if plan.flush_every and summary.requests % plan.flush_every == 0:
-                        writer.flush()
+                    with _uninterrupted():
+                        writer.add_request(request, result.steps)
+                        _count(summary, result)
+                        if plan.flush_every and summary.requests % plan.flush_every == 0:
+                            writer.flush()
                 if progress is not None:
                     progress(number + 1, len(requests), summary.completion_tokens)
         except KeyboardInterrupt:
             summary.interrupted = True
-        writer.flush()
     summary.seconds = time.perf_counter() - began
     return summary
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back until the block is done: a writer that was cut short in the middle cannot go on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _count(summary: Summary, result: Any) -> None:

@@ -218,7 +218,7 @@ def test_a_model_that_goes_wrong_half_way_leaves_a_readable_trace(
     prompts.write_text('{"prompt": "w1 w2"}\n{"prompt": "w3 w50"}\n')
     status, _, err = run(
         capsys, *usual(saved, tmp_path / "t", "--flush-every", 1, "--max-new-tokens", 2),
-        "--target", tmp_path / "sick", "--task", f"jsonl:{prompts}",
+        "--target", tmp_path / "sick", "--drafter", "lookup", "--task", f"jsonl:{prompts}",
     )  # fmt: skip
     assert status == 2
     assert "request prompts/1, step 0, position 0: the target's logits hold NaN" in err

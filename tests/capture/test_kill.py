@@ -9,7 +9,9 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +19,19 @@ import pytest
 from asdsim.trace import read_trace
 from tests.support.tracefiles import difference
 
-KILLS, REQUESTS = 20, 16
+KILLS, REQUESTS = 20, 10
 ROOT = Path(__file__).parents[2]
 
 # Imports once, then forks one child per attempt: each runs the command line as it is.
 SERVER = """
 import os, sys, json
-import torch, transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaForCausalLM
+import pyarrow.compute, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 import asdsim.capture.run, asdsim.capture.loop, asdsim.capture.hf, asdsim.trace.writer, asdsim.cli.capture
 from asdsim.cli import main
 torch.set_num_threads(1)
+AutoModelForCausalLM.from_pretrained(sys.argv[1])(torch.tensor([[1, 2]]))
+AutoTokenizer.from_pretrained(sys.argv[1])
 print("ready", flush=True)
 for line in sys.stdin:
     child = os.fork()
@@ -40,17 +44,30 @@ for line in sys.stdin:
 """
 
 
+@pytest.fixture
+def folder_in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A directory that need not wait for a disk: what a killed process has written is there either way."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
+        yield Path(folder)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
-def test_killed_at_random_moments_and_resumed(saved: Path, tmp_path: Path) -> None:
+def test_killed_at_random_moments_and_resumed(saved: Path, folder_in_memory: Path) -> None:
+    tmp_path = folder_in_memory
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-c", SERVER, str(saved / "model")],
+        cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
     )  # fmt: skip
     assert server.stdin is not None and server.stdout is not None
 
     def start(folder: Path) -> int:
         args = [
-            "capture", "-o", str(folder), "--target", str(saved / "model"), "--drafter", "layer-skip:1",
+            "capture", "-o", str(folder), "--target", str(saved / "model"), "--drafter", "lookup:2",
             "--task", f"jsonl:{saved / 'prompts.jsonl'}", "--max-new-tokens", "12", "--K", "4",
             "--flush-every", "1", "--resume", "--limit", str(REQUESTS),
         ]  # fmt: skip
@@ -60,6 +77,9 @@ def test_killed_at_random_moments_and_resumed(saved: Path, tmp_path: Path) -> No
 
     def status() -> int:
         return int(server.stdout.readline())
+
+    def stamp(folder: Path) -> int:
+        return folder.stat().st_mtime_ns if folder.exists() else 0
 
     try:
         assert server.stdout.readline() == "ready\n"
@@ -74,8 +94,15 @@ def test_killed_at_random_moments_and_resumed(saved: Path, tmp_path: Path) -> No
         kills, partial, runs = 0, 0, 0
         folder = tmp_path / "0"
         while kills < KILLS:
+            before = stamp(folder)
             child = start(folder)
-            time.sleep(rng.uniform(0.0, 0.7 * seconds))
+            if kills % 2:  # any moment, loading included
+                time.sleep(rng.uniform(0.0, seconds))
+            else:  # some moment after the first file was written
+                until = time.perf_counter() + seconds
+                while stamp(folder) == before and time.perf_counter() < until:
+                    time.sleep(0.001)
+                time.sleep(rng.uniform(0.0, 0.1 * seconds))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
             if status() == 0:  # done before the signal came: begin another trace
@@ -94,6 +121,20 @@ def test_killed_at_random_moments_and_resumed(saved: Path, tmp_path: Path) -> No
         assert len(set(found.request_ids())) == found.requests.num_rows == REQUESTS
         assert difference(found, expected, times=False) is None
         assert partial >= 4, "the kills must fall into the decoding"
+
+        # Ctrl-C once some requests are done: they are kept, and the rest follows.
+        folder = tmp_path / "ctrl-c"
+        child = start(folder)
+        while not list(folder.glob("positions-*")):
+            time.sleep(0.01)
+        os.kill(child, signal.SIGINT)
+        assert status() == 130
+        found = read_trace(folder)
+        assert 0 < found.requests.num_rows < REQUESTS
+        assert found.request_ids() == expected.request_ids()[: found.requests.num_rows]
+        start(folder)
+        assert status() == 0
+        assert difference(read_trace(folder), expected, times=False) is None
     finally:
         server.stdin.close()
         server.wait(20)

@@ -183,6 +183,15 @@ def test_bad_proposals_are_refused() -> None:
         run([1, 2], [-1])
 
 
+def test_a_sick_drafter_is_refused() -> None:
+    class Sick(Blocks):
+        def propose(self, prefix_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
+            return Proposal([1, 2], np.array([-0.5, np.nan], np.float32))
+
+    with pytest.raises(CaptureError, match="request r, step 0, position 1: the drafter's log-probability is nan"):
+        decode(Script([1, 2]), Sick(), RequestRecord("r", "t", (1, 2), "", None, 5, ()), STRICT, 4)
+
+
 def test_bad_requests_are_refused_before_decoding() -> None:
     target, drafter = Script([1, 2]), Blocks([1])
 
