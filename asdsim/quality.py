@@ -216,6 +216,38 @@ def judge(
     return _joined(grid, parts, resamples, seed)
 
 
+def judge_assigned(
+    trace: Trace,
+    grid: Grid,
+    assigned: Sequence[int],
+    *,
+    cost: CostModel | None = None,
+    scorer: Scorer | None = None,
+    resamples: int = stats.RESAMPLES,
+    seed: int = 0,
+) -> Quality:
+    """Judge a choice that differs from request to request, as one row: request r under setting ``assigned[r]``.
+
+    For figures over requests that were held out in turn. Parameters as :func:`judge`; ``off_trace`` is ``stop``.
+    """
+    graph = build_graph(trace, grid.layout)
+    chosen = np.arange(graph.num_requests)
+    walks, strict = walk_grid(graph, grid), walk_grid(graph, Grid.of([STRICT.with_semantics(grid.semantics)]))
+    which = np.asarray(assigned, np.int64)
+    one = Walks(
+        walks.counts[which, chosen][None], walks.spent[which, chosen][None], walks.edge[which, chosen][None],
+        walks.histogram[:1],
+    )  # fmt: skip
+    prompt = np.array([len(record.prompt_ids) for record in trace.request_records()], np.float64)
+    verdicts = Verdicts(edge_table(trace, graph), np.where(strict.exact[0], strict.edge[0], -1), scorer)
+    base = _columns(strict, chosen, prompt, cost, verdicts)
+    known = set(base) | {f"{name}_strict" for name in base}
+    names = [name for name in FIGURES if set(FIGURES[name].needs) <= known]
+    needed = sorted({column for name in names for column in FIGURES[name].needs})
+    weights = stats.resample_weights(len(chosen), resamples, seed)
+    return _chunk(grid[:1], one, strict, base, chosen, prompt, cost, verdicts, names, needed, weights, "stop")
+
+
 def _columns(
     walks: Walks, chosen: npt.NDArray[np.int64], prompt: npt.NDArray[np.float64], cost: CostModel | None,
     verdicts: Verdicts | None,

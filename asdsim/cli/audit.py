@@ -1,0 +1,133 @@
+"""``asdsim audit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import UsageError
+from .common import config_option, json_option, note, print_json
+from .quality_options import (
+    FORMATS,
+    bootstrap_options,
+    check_resamples,
+    cost_of,
+    cost_option,
+    plain_row,
+    print_columns,
+    scoring_options,
+    shown,
+)
+
+
+@click.command("audit")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--policy", type=click.Path(path_type=Path), help="File that asdsim calibrate wrote.")
+@click.option("--sweep", is_flag=True, help="Judge every covered setting, and print the speed-against-accuracy front.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write all settings with intervals (Parquet).")
+@cost_option
+@scoring_options
+@bootstrap_options
+@json_option
+@config_option
+def command(
+    trace: Path, policy: Path | None, sweep: bool, output: Path | None, cost: str, scorers: tuple[str, ...],
+    allow_code: bool, timeout: float, memory: int, tokenizer: str | None, offline: bool, resamples: int, seed: int,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Judge a frozen setting on TRACE at natural end: accuracy, length, divergence, ledger, each against strict.
+
+    Accuracy comes with Newcombe's paired interval and McNemar's exact test. Every distinct output is scored once.
+    """
+    check_resamples(resamples)
+    if (policy is None) == (not sweep):
+        raise UsageError("give --policy FILE or --sweep", fix="one of them")
+    if not timeout > 0 or memory < 64:
+        raise UsageError("a program needs some time and 64 MB at least", fix="raise --timeout or --memory")
+    from .. import api
+    from ..audit import audit
+    from ..calibrate import read_policy
+    from ..scorers import parse_chosen
+    from ..stats import few
+
+    chosen = parse_chosen(scorers)
+    grid, record = read_policy(policy) if policy is not None else (None, None)
+    source = api.load(trace)
+    if grid is None:
+        from ..completion import covered_settings
+
+        grid = covered_settings(source)
+    from ..capture.text import load_decoder
+
+    found = audit(
+        source, grid, load_decoder(source.manifest, tokenizer=tokenizer, offline=offline), policy=record, chosen=chosen,
+        allow_code=allow_code, timeout=timeout, memory=memory << 20, cost=cost_of(cost, source), resamples=resamples,
+        seed=seed,
+    )  # fmt: skip
+    if output is not None:
+        from ..trace.writer import write_table
+
+        write_table(found.quality.frame().to_arrow(), output, {"asdsim": {"trace": str(trace)}})
+        note(f"wrote {len(found.quality)} settings to {output}")
+    left_out = _unscored(source, chosen, allow_code)
+    requests = len(source.request_ids())
+    if as_json:
+        payload: dict[str, Any] = {
+            "trace": str(trace), "requests": requests, "scored_requests": found.scored,
+            "scored_outputs": found.outputs, "not_scored": left_out,
+        }  # fmt: skip
+        names = [{"B": str(grid.budget[n]), "g": str(grid.gate[n]), "M": str(grid.cap[n])} for n in range(len(grid))]
+        payload["rows"] = [{**names[n], **plain_row(found.quality, n)} for n in range(len(grid))]
+        payload["by_task"] = {
+            task: [{**names[n], **plain_row(one, n)} for n in range(len(grid))] for task, one in found.by_task.items()
+        }
+        print_json("audit", payload)
+        return
+    if sweep:
+        _print_front(found)
+    else:
+        row = found.quality.row(0)
+        columns = {f"all, {requests} requests": row}
+        for task, one in found.by_task.items():
+            columns[f"{task}, {one.requests[0]}"] = one.row(0)
+        click.echo(f"{grid.policy(0)} against strict matching, natural end")
+        print_columns(columns, FORMATS)
+        if found.scored:
+            click.echo(
+                f"McNemar, exact: {row['answers_gained']} answers gained, {row['answers_lost']} lost, "
+                f"p = {row['mcnemar_p']:.3g}; largest ledger of a request {row['regret_spent_max']:.3f} logits"
+            )
+    click.echo(f"{found.scored} of {requests} requests have a score, {found.outputs} distinct outputs were scored")
+    for task, why in left_out.items():
+        note(f"{task} is not scored: {why}")
+    if few(found.scored or requests):
+        note(few(found.scored or requests))
+
+
+def _unscored(trace: Any, chosen: dict[str, str], allow_code: bool) -> dict[str, str]:
+    from ..scorers import OPEN, scorer_name
+
+    found = {}
+    for record in trace.request_records():
+        if scorer_name(record, chosen, allow_code) is None:
+            if record.task in OPEN:
+                found[record.task] = "its questions have no one right answer"
+            elif record.reference is None:
+                found[record.task] = "no reference answer"
+            else:
+                found[record.task] = "it means running programs; allow that with --allow-code-execution"
+    return found
+
+
+def _print_front(found: Any) -> None:
+    speed = "speed_up" if "speed_up" in found.quality.figures else "mean_acceptance_length"
+    names = [speed, "accuracy", "accuracy_change", "outputs_differ_share", "regret_per_token"]
+    exact = int((found.quality.exact_share == 1.0).sum())
+    click.echo(f"front of {exact} exact settings: faster, for no less accuracy")
+    click.echo(f"| B | g | M | {' | '.join(FORMATS[name][0] for name in names)} | McNemar p |")
+    click.echo("|---" * (len(names) + 4) + "|")
+    for row in found.front().to_dicts():
+        cells = [shown(name, [row[name], row[f"{name}_low"], row[f"{name}_high"]]) for name in names]
+        click.echo(f"| {row['B']:g} | {row['g']:g} | {row['M']:g} | {' | '.join(cells)} | {row['mcnemar_p']:.3g} |")

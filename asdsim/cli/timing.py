@@ -1,0 +1,102 @@
+"""``asdsim timing``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import UsageError
+from .common import config_option, json_option, note, print_json, progress_bar
+from .quality_options import bootstrap_options, check_resamples, cost_of, cost_option
+
+
+@click.command("timing")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--policy", type=click.Path(path_type=Path), required=True, help="File that asdsim calibrate wrote.")
+@click.option("--limit", default=8, show_default=True, help="Requests: the first ones of the trace.")
+@click.option("--tokens", type=int, help="Tokens to generate for each.  [default: the trace's limit]")
+@click.option("--max-drift", default=3.0, show_default=True, help="Per cent that the strict runs may differ.")
+@click.option("--target", help="Where the target is now, if no longer under its recorded name.")
+@click.option("--drafter", help="The same for the drafter.")
+@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@cost_option
+@bootstrap_options
+@json_option
+@config_option
+def command(
+    trace: Path, policy: Path, limit: int, tokens: int | None, max_drift: float, target: str | None,
+    drafter: str | None, offline: bool, cost: str, resamples: int, seed: int, as_json: bool,
+) -> int:  # fmt: skip
+    """Time a frozen setting live on the models of TRACE: strict, the setting, strict again, with fixed work.
+
+    Prints what was measured beside what the cost model predicts. Exit status 1 if token counts differ or the two strict
+    runs drift apart by more than --max-drift.
+    """
+    check_resamples(resamples)
+    if not max_drift >= 0:
+        raise UsageError(f"--max-drift {max_drift} is no per cent")
+    if cost == "none":
+        raise UsageError("timing compares with a prediction", fix="leave --cost out, or name step times")
+    from .. import api
+    from ..calibrate import read_policy
+    from ..stats import few
+    from ..timing import RUNS, time_policy
+
+    grid, record = read_policy(policy)
+    model = None if cost == "trace" else cost_of(cost, api.load(trace))
+    with progress_bar(3 * limit, "timing", "request") as bar:
+        found = time_policy(
+            trace, grid, limit=limit, tokens=tokens, cost=model, max_drift=max_drift / 100, policy=record,
+            target=target, drafter=drafter, offline=offline, resamples=resamples, seed=seed, progress=bar.update,
+        )  # fmt: skip
+    measured = [float(part[0]) for part in (found.measured.value, found.measured.low, found.measured.high)]
+    replay = found.predicted_replay
+    predicted = None if replay is None else [float(part[0]) for part in (replay.value, replay.low, replay.high)]
+    if as_json:
+        payload: dict[str, Any] = {
+            "trace": str(trace), "policy": str(policy), "requests": found.requests,
+            "runs": [
+                {
+                    "run": name, "completion_tokens": int(found.tokens[n].sum()),
+                    "num_spec_steps": int(found.steps[n].sum()), "seconds": float(found.seconds[n].sum()),
+                    "tokens_per_second": float(found.rates[n]),
+                }
+                for n, name in enumerate(RUNS)
+            ],
+            "speed_up": _named(measured), "predicted_from_live_steps": found.predicted_live,
+            "predicted_from_replay": None if predicted is None else _named(predicted),
+            "predicted_tokens_per_second": found.predicted_rate, "drift": found.drift, "problems": found.problems,
+        }  # fmt: skip
+        print_json("timing", payload)
+        return 1 if found.problems else 0
+    click.echo("| run | tokens | steps | tokens per step | seconds | tokens per second |")
+    click.echo("|---|---|---|---|---|---|")
+    for n, name in enumerate(RUNS):
+        tokens_made, steps = int(found.tokens[n].sum()), int(found.steps[n].sum())
+        click.echo(
+            f"| {name} | {tokens_made} | {steps} | {tokens_made / steps:.3f} | {found.seconds[n].sum():.2f} "
+            f"| {found.rates[n]:.2f} |"
+        )
+    click.echo(f"measured speed-up {_text(measured)}, drift of the strict runs {100 * found.drift:+.1f} %")
+    off = 100 * (found.predicted_live / measured[0] - 1)
+    click.echo(f"predicted from these runs' steps {found.predicted_live:.3f} ({off:+.1f} % off)")
+    if predicted is not None:
+        off = 100 * (predicted[0] / measured[0] - 1)
+        click.echo(f"predicted from the replay of the trace {_text(predicted)}, natural end ({off:+.1f} % off)")
+    for problem in found.problems:
+        note(problem)
+    if few(found.requests):
+        note(few(found.requests))
+    return 1 if found.problems else 0
+
+
+def _named(values: list[float]) -> dict[str, float | None]:
+    return {
+        name: value if value == value else None for name, value in zip(("value", "low", "high"), values, strict=True)
+    }
+
+
+def _text(values: list[float]) -> str:
+    return f"{values[0]:.3f} [{values[1]:.3f}, {values[2]:.3f}]"

