@@ -28,7 +28,12 @@ def grid_entry(grid: Grid, faithful: bool) -> dict[str, Any]:
     """Return how a manifest names a covered grid."""
     if grid.layout.rule != "asd":
         names = grid.params[0] if grid.params else {}
-        params = {name: list(dict.fromkeys(setting[name] for setting in grid.params)) for name in names}
+        params = {
+            name: [
+                "inf" if value == float("inf") else value for value in dict.fromkeys(row[name] for row in grid.params)
+            ]
+            for name in names
+        }
         return {"rule": grid.layout.rule, "params": params, "faithful": faithful}
     base, _, scope = grid.semantics.partition(":")
     varied: dict[str, Any] = {}

@@ -253,7 +253,7 @@ def decode(
         }  # fmt: skip
         record = None
         if policy.layout != DEFAULT:  # the rule reads what a trace would hold
-            record = (recorder or recorder_for(policy)).step(seen, proposal, where=where, **place)
+            record = recorder_for(policy, recorder).step(seen, proposal, where=where, **place)
         outcome = course.take(proposal.ids, seen, record)
         t4 = perf_counter()
         if recorder is not None:
@@ -266,10 +266,13 @@ def decode(
     return Decoded(course.tokens, course.spent, course.outcomes, steps)
 
 
-def recorder_for(policy: Policy) -> Recorder:
-    """Return a recorder that keeps what the policy's rule reads."""
+def recorder_for(policy: Policy, recorder: Recorder | None) -> Recorder:
+    """Return a recorder that keeps what the policy's rule reads, and all that the given one keeps."""
+    base = recorder or Recorder()
     kind = dict(policy.layout.params).get("kind")
-    return Recorder(divergences=(str(kind),) if policy.layout.rule == "fuzzy" else ())
+    if policy.layout.rule != "fuzzy" or kind in base.divergences:
+        return base
+    return replace(base, divergences=(*base.divergences, str(kind)))
 
 
 def cut(proposal: Proposal, width: int) -> Proposal:
