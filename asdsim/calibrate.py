@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ from . import __version__, stats
 from .cost import CostModel
 from .errors import UsageError, unknown_name
 from .policy import SEMANTICS, Grid
-from .quality import Quality, Scorer, judge, judge_assigned
+from .quality import Quality, Scorer, judge, judge_assigned, take
+from .stats import Intervals
 from .trace.graph import Graph, build_graph
 
 if TYPE_CHECKING:
@@ -366,16 +367,10 @@ def _allowed(table: Quality, trace: Trace, off_trace: str) -> npt.NDArray[np.int
 
 
 def _rows(quality: Quality, rows: npt.NDArray[np.int64]) -> Quality:
-    from dataclasses import replace
-
-    from .stats import Intervals
-
-    grid = quality.grid
-    part = replace(grid, budget=grid.budget[rows], gate=grid.gate[rows], cap=grid.cap[rows], axes={})
     figures = {name: Intervals(one.value[rows], one.low[rows], one.high[rows]) for name, one in quality.figures.items()}
     return replace(
-        quality, grid=part, requests=quality.requests[rows], exact_share=quality.exact_share[rows], figures=figures,
-        largest_ledger=quality.largest_ledger[rows],
+        quality, grid=take(quality.grid, rows), requests=quality.requests[rows],
+        exact_share=quality.exact_share[rows], figures=figures, largest_ledger=quality.largest_ledger[rows],
         mcnemar=None if quality.mcnemar is None else quality.mcnemar[rows],
         changed=None if quality.changed is None else quality.changed[rows],
     )  # fmt: skip
@@ -384,7 +379,7 @@ def _rows(quality: Quality, rows: npt.NDArray[np.int64]) -> Quality:
 def _need_exact(quality: Quality, grid: Grid, trace: Trace, off_trace: str) -> None:
     if off_trace == "stop" and quality.exact_share[0] < 1.0:
         B, g, M = (f"{axis[0]:g}" for axis in (grid.budget, grid.gate, grid.cap))
-        exactly = f"--B {grid.budget[0]!r} --g {grid.gate[0]!r} --M {M}".replace("np.float64(", "").replace(")", "")
+        exactly = f"--B {float(grid.budget[0])!r} --g {float(grid.gate[0])!r} --M {M}"
         raise UsageError(
             f"B={B} g={g} M={M} is exact for {100 * quality.exact_share[0]:.0f} % of its requests only",
             where=str(trace.path), fix=f"run asdsim cover {trace.path} {exactly}, or allow estimates with --estimate",

@@ -7,7 +7,7 @@ all resamples by one matrix product, and dropped, so memory does not grow with t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,6 +144,13 @@ class Verdicts:
             first, distance = apart(self.strict[request], tokens)
             self._known[key] = (first, distance, float(verdict is not None), float(bool(verdict)))
         return self._known[key]
+
+
+def take(grid: Grid, rows: Sequence[int] | npt.NDArray[np.int64]) -> Grid:
+    """Return some settings of a grid, in the order given."""
+    at = np.asarray(rows, np.int64)
+    params = [grid.params[n] for n in at] if grid.params else []
+    return replace(grid, budget=grid.budget[at], gate=grid.gate[at], cap=grid.cap[at], axes={}, params=params)
 
 
 def judge(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import click
 from .common import config_option, json_option, note, print_json, progress_bar, rule_options
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from ..api import Result
     from ..policy import Grid
 
@@ -35,10 +38,12 @@ SHORT = {
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|reference")
 @click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the rows to this Parquet file.")
+@click.option("--intervals", is_flag=True, help="Give --json 95 % intervals too; the printed table always has them.")
 @json_option
 @config_option
 def command(
-    trace: Path, grids: list[Grid], off_trace: str, device: str, threads: int, output: Path | None, as_json: bool,
+    trace: Path, grids: list[Grid], off_trace: str, device: str, threads: int, output: Path | None, intervals: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Walk TRACE under every combination of B, g and M, or of another rule's parameters.
 
@@ -68,6 +73,9 @@ def command(
         note(f"wrote {total} rows to {output}")
     if as_json:
         rows = [row for result in results for row in result.rows()]
+        if intervals:
+            found = [one for result in results for one in _intervals(result, range(len(result)))]
+            rows = [{**row, "intervals": one} for row, one in zip(rows, found, strict=True)]
         print_json("replay", {"trace": str(trace), **results[0].provenance(), "settings": total, "rows": rows})
     else:
         print_table(results)
@@ -84,7 +92,7 @@ def print_table(results: list[Result]) -> None:
         names.insert(3 if asd else 0, "parameters")
     if not asd:
         names.insert(0, "rule")
-    frame = whole.select(names).rename(SHORT)
+    frame = whole.select(names).rename(SHORT).with_row_index("row")
     plain = [
         pl.col(name).map_elements(lambda value: f"{value:g}", return_dtype=pl.String)
         for name in ("B", "g", "M")
@@ -93,9 +101,10 @@ def print_table(results: list[Result]) -> None:
     shown = (
         frame if len(frame) <= MAX_ROWS else frame.sort("tokens/step", descending=True, nulls_last=True).head(MAX_ROWS)
     )
+    shown = _with_intervals(results, shown)
     with pl.Config(
         tbl_rows=MAX_ROWS, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True,
-        float_precision=3, tbl_width_chars=160, tbl_formatting="ASCII_MARKDOWN",
+        float_precision=3, tbl_width_chars=190, tbl_formatting="ASCII_MARKDOWN",
     ):  # fmt: skip
         click.echo(str(shown.with_columns(plain)))
     if len(frame) > MAX_ROWS:
@@ -109,3 +118,46 @@ def print_table(results: list[Result]) -> None:
             "pooled": "they are estimates",
         }[results[0].off_trace]
         note(f"{partly} of {len(frame)} settings have exact < 1: {meaning}")
+    from ..stats import few
+
+    if "tokens/step, 95 %" in shown.columns and few(min(shown["requests"].to_list())):
+        note(few(min(shown["requests"].to_list())))
+
+
+INTERVALS = {"tokens/step": "mean_acceptance_length", "regret mean": "regret_spent_mean"}
+"""Columns of the table that an interval is shown beside."""
+
+
+def _intervals(result: Result, rows: Sequence[int]) -> list[dict[str, list[float]]]:
+    """Return the 95 % intervals of some rows, by figure: [low, high]; none for pooled estimates and the oracle."""
+    from ..quality import judge, take
+
+    if result.off_trace == "pooled" or result.device == "reference" or not result.graph.num_requests or not len(rows):
+        return [{} for _ in rows]
+    names = ["mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "regret_spent_mean"]
+    quality = judge(
+        result.trace, take(result.grid, rows), figures=names, off_trace=result.off_trace, device=result.device,
+        graph=result.graph,
+    )  # fmt: skip
+    found = [quality.row(n) for n in range(len(rows))]
+    return [{name: row[name][1:] for name in names if row[name][1] is not None} for row in found]
+
+
+def _with_intervals(results: list[Result], shown: pl.DataFrame) -> pl.DataFrame:
+    """Put 95 % intervals beside the means of the rows of a table; ``row`` counts through all results."""
+    import polars as pl
+
+    texts: dict[int, dict[str, list[float]]] = {}
+    first = 0
+    for result in results:
+        here = [row for row in shown["row"].to_list() if first <= row < first + len(result)]
+        texts.update(zip(here, _intervals(result, [row - first for row in here]), strict=True))
+        first += len(result)
+    order = shown["row"].to_list()
+    shown = shown.drop("row")
+    for column, name in INTERVALS.items():
+        if not any(name in texts[row] for row in order):
+            continue
+        cells = ["{:.3f} - {:.3f}".format(*texts[row][name]) if name in texts[row] else None for row in order]
+        shown.insert_column(shown.columns.index(column) + 1, pl.Series(f"{column}, 95 %", cells, dtype=pl.String))
+    return shown

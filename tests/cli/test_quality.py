@@ -125,3 +125,17 @@ def test_timing_of_toy_models(tmp_path) -> None:
     assert strict.predicted_live == pytest.approx(1.0) and "drifted" in strict.problems[0]
     with pytest.raises(UsageError, match="leaves no request"):
         time_policy(tmp_path / "trace", Grid.product(0, 1, 2), limit=0, models=models)
+
+
+def test_replay_shows_intervals_beside_means(capsys) -> None:
+    status, out, err = run(capsys, "replay", CAL, *AXES)
+    assert status == 0 and "tokens/step, 95 %" in out and "regret mean, 95 %" in out and "24 requests are few" in err
+    status, out, _ = run(capsys, "replay", CAL, *AXES, "--json", "--intervals")
+    for row in json.loads(out)["rows"]:
+        low, high = row["intervals"]["mean_acceptance_length"]
+        assert low < row["mean_acceptance_length"] < high
+    _, out, _ = run(capsys, "replay", CAL, *AXES, "--off-trace", "pooled")
+    assert "95 %" not in out  # averages over draws have no interval of this kind
+    wide = ["--B", "0:8:.5", "--g", ".1:1:.1", "--M", "1,2"]
+    _, out, _ = run(capsys, "replay", CAL, *wide)
+    assert out.count("\n") == 26 and "tokens/step, 95 %" in out
