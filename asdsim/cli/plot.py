@@ -74,6 +74,12 @@ def plot_sweep(source: Path, output: Path, axes: dict[str, list[float]], command
     from .. import plots
 
     frame, made_from = read_sweep(source)
+    others = [name for name in frame["rule"].unique().to_list() if name != "asd"] if "rule" in frame.columns else []
+    if others:
+        raise UsageError(
+            f"it holds rule {', '.join(sorted(others))}, and these figures are over B, g and M",
+            where=str(source), fix="use asdsim compare TRACE -o DIR for a figure of several rules",
+        )  # fmt: skip
     record = plots.provenance(command_line, source={"sweep": source.name, **made_from})
     return plots.draw_all(plots.select(frame, **axes), output, record, note=note)
 
