@@ -76,6 +76,8 @@ def plot_sweep(source: Path, output: Path, axes: dict[str, list[float]], command
     frame, made_from = read_sweep(source)
     others = [name for name in frame["rule"].unique().to_list() if name != "asd"] if "rule" in frame.columns else []
     if others:
+        from ..errors import UsageError
+
         raise UsageError(
             f"it holds rule {', '.join(sorted(others))}, and these figures are over B, g and M",
             where=str(source), fix="use asdsim compare TRACE -o DIR for a figure of several rules",

@@ -142,6 +142,8 @@ def test_rules_in_replay(capsys: pytest.CaptureFixture[str], trace: Path, tmp_pa
     ]
     file = tmp_path / "rows.parquet"
     assert run(capsys, "replay", trace, "--rule", "vllm", "-p", "k=1,3", "-o", file)[0] == 0 and file.exists()
+    status, _, err = run(capsys, "plot", file, "-o", tmp_path / "figures")
+    assert status == 2 and "rule vllm, and these figures are over B, g and M" in err
     out = run(
         capsys, "replay", trace, "--B", 8, "--M", 2, "--no-gate", "--value", "reuse", "--ledger", "block", "--json"
     )
