@@ -49,7 +49,7 @@ def record_step(
     wide = logits.astype(np.float64)
     lse = np.log(np.exp(wide).sum(axis=1))
     prob = np.exp(wide - lse[:, None])
-    entropy = -(prob * np.log(prob)).sum(axis=1)
+    entropy = -(prob * np.log(np.where(prob > 0.0, prob, 1.0))).sum(axis=1)
     return StepRecord(
         step_id=step_id,
         parent_step_id=parent,
