@@ -69,7 +69,7 @@ def command(
     if output is not None:
         from ..trace.writer import write_table
 
-        write_table(found.quality.frame().to_arrow(), output, {"asdsim": {"trace": str(trace)}})
+        write_table(found.quality.frame().to_arrow(), output, {"asdsim": _provenance(source)})
         note(f"wrote {len(found.quality)} settings to {output}")
     left_out = _unscored(source, chosen, allow_code)
     requests = len(source.request_ids())
@@ -104,6 +104,12 @@ def command(
         note(f"{task} is not scored: {why}")
     if few(found.scored or requests):
         note(few(found.scored or requests))
+
+
+def _provenance(trace: Any) -> dict[str, Any]:
+    from .. import __version__
+
+    return {"asdsim": __version__, "trace": str(trace.path), "manifest_checksum": trace.manifest.checksum}
 
 
 def _unscored(trace: Any, chosen: dict[str, str], allow_code: bool) -> dict[str, str]:

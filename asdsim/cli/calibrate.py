@@ -115,7 +115,11 @@ def command(
     if table is not None and made.table is not None:
         from ..trace.writer import write_table
 
-        write_table(made.table.frame().to_arrow(), table, {"asdsim": {"trace": str(calibration)}})
+        write_table(
+            made.table.frame().to_arrow(),
+            table,
+            {"asdsim": {"trace": str(calibration), "manifest_checksum": trace.manifest.checksum}},
+        )
         note(f"wrote {len(made.table)} settings to {table}")
     judged = "holdout" if other is not None else f"{split} parts held out in turn"
     if as_json:
