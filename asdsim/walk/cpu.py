@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import rule
 from . import request
-from .compiled import compile_cached, named
+from .compiled import compile_cached, helper, named
 from .request import LEFT, NUM_COUNTS, STOP, walk_request
 
 
@@ -49,11 +49,11 @@ def to_single(x):  # type: ignore[no-untyped-def]
 @cache
 def kernel(semantics: str) -> Any:
     """Return ``walk_settings`` compiled for one semantics."""
-    judge = compile_cached(numba.njit, rule.JUDGES[semantics], inline="never")
-    block = named(rule.bind(rule.accept_block, judge=judge), semantics)
-    settle = compile_cached(numba.njit, named(rule.bind(rule.settle_of(semantics, numba.njit(to_single))), semantics))
-    one = named(rule.bind(walk_request, accept_block=compile_cached(numba.njit, block), settle=settle), semantics)
-    settings = named(rule.bind(walk_settings, walk_request=compile_cached(numba.njit, one)), semantics)
+    judge = helper(rule.JUDGES[semantics])
+    block = helper(named(rule.bind(rule.accept_block, judge=judge), semantics))
+    settle = helper(named(rule.bind(rule.settle_of(semantics, helper(to_single))), semantics))
+    one = helper(named(rule.bind(walk_request, accept_block=block, settle=settle), semantics))
+    settings = named(rule.bind(walk_settings, walk_request=one), semantics)
     return compile_cached(numba.njit, settings, nogil=True)
 
 
