@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .hf import LanguageModel, logprobs_of
+from .lm import LanguageModel, logprobs_of
 from .protocol import Logits, Proposal
 
 GROWTH = 2048

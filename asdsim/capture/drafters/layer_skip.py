@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError
-from ..hf import LanguageModel, Thread, draft_greedy, draft_greedy_many
+from ..kvpool import PooledDrafter
+from ..lm import LanguageModel, Thread, draft_greedy, draft_greedy_many
 from ..protocol import Drafter, ManyProposer, Proposal
 
 
@@ -115,8 +116,6 @@ class GreedyDrafter(Drafter):
 
     def pooled(self, max_bytes: int) -> ManyProposer:
         """Return a ``propose_many`` that reuses the KV of shared prefixes, where the cache can be taken apart."""
-        from ..kvpool import PooledDrafter
-
         return PooledDrafter(self.lm, max_bytes, self.keep_logits) if self.lm.rewinds and max_bytes > 0 else self
 
     def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
