@@ -30,6 +30,8 @@ from .walk.sweep import Walks, choose_device, off_trace_code, sweep, walk_grid
 if TYPE_CHECKING:
     import polars as pl
 
+    from .quality import Quality
+
 Axis = float | str | Iterable[float]
 
 
@@ -180,6 +182,26 @@ class Result:
         visits, _ = path_of(self.graph, self.grid.policy(setting), request)
         gaps = [min(visit.closeness, float(self.graph.edge_margin[visit.edge])) for visit in visits]
         return min(gaps, default=float("inf"))
+
+    def quality(self, **options: Any) -> Quality:
+        """Return every figure of every setting with a 95 % interval, paired by request.
+
+        Parameters
+        ----------
+        **options
+            ``cost``, ``scorer``, ``figures``, ``resamples`` and ``seed`` of :func:`asdsim.quality.judge`; for example
+            ``cost=asdsim.cost.fit_trace(trace)``.
+
+        Raises
+        ------
+        UsageError
+            On a replay that has no single walk for each request: pooled estimates, or the oracle.
+        """
+        from .quality import judge
+
+        if self.off_trace == "pooled" or self.device == "reference":
+            raise UsageError("these figures have no interval of this kind", fix="replay on --device cpu, not pooled")
+        return judge(self.trace, self.grid, off_trace=self.off_trace, device=self.device, graph=self.graph, **options)
 
     def write(self, path: str | Path, provenance: dict[str, Any] | None = None) -> None:
         """Write the rows to Parquet, whole or not at all; ``provenance`` goes into the file's metadata."""

@@ -9,6 +9,7 @@ import pytest
 
 import asdsim
 from asdsim.cost import fit_trace
+from asdsim.errors import UsageError
 from asdsim.metrics import FIGURES, suffix_reuse
 from asdsim.policy import Grid
 from asdsim.quality import judge
@@ -43,6 +44,13 @@ def test_values_are_those_of_the_rows(quality, result) -> None:
     mean = quality.figures["first_difference_mean"].value
     there = ~np.isnan(mean)
     assert np.allclose(mean[there], divergence["first_difference_mean"].to_numpy()[there])
+
+
+def test_a_result_gives_its_figures_with_intervals(result, quality) -> None:
+    frame = result.quality(figures=["mean_acceptance_length"]).frame()
+    assert np.array_equal(frame["mean_acceptance_length_low"], quality.figures["mean_acceptance_length"].low)
+    with pytest.raises(UsageError, match="no interval of this kind"):
+        asdsim.replay(TRACES / "smollm2-layerskip", B=4, g=0.25, M=2, off_trace="pooled").quality()
 
 
 def test_every_figure_has_an_interval_about_it(quality) -> None:
