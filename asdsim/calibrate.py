@@ -23,6 +23,7 @@ from .policy import SEMANTICS, Grid
 from .quality import Quality, Scorer, judge, judge_assigned, take
 from .stats import Intervals
 from .trace.graph import Graph, build_graph
+from .walk.sweep import walk_grid
 
 if TYPE_CHECKING:
     from .trace.reader import Trace
@@ -238,6 +239,10 @@ class Calibration:
         With ``--split``: the setting chosen without each fold.
     ratios : int
         With ``quantile``: first-rejection ratios used.
+    table : Quality or None
+        With ``pareto``: all candidates.
+    left_out : int
+        Settings that are exact on the calibration set but not on the holdout, and so could not be judged there.
     """
 
     grid: Grid
@@ -249,6 +254,7 @@ class Calibration:
     folds: list[dict[str, Any]] = field(default_factory=list)
     ratios: int = 0
     table: Quality | None = None
+    left_out: int = 0
 
     def optimism(self) -> dict[str, float]:
         """Return calibration minus holdout for each headline figure that both have."""
@@ -339,10 +345,17 @@ def calibrate(
         table = judge(trace, grid, cost=cost, scorer=scorer, graph=graph, off_trace=off_trace, resamples=resamples,
                       seed=seed, progress=progress)  # fmt: skip
         allowed = _allowed(table, trace, off_trace)
+        left_out = 0
+        if holdout is not None and off_trace == "stop":
+            there = walk_grid(build_graph(holdout, grid.layout), take(grid, allowed)).exact.all(axis=1)
+            # Where none is exact there, the setting chosen is named, so that it can be covered.
+            if there.any():
+                left_out = int((~there).sum())
+                allowed = allowed[there]
         table = _rows(table, allowed)
         best = choose(table, limits)
         made = Calibration(table.grid[best : best + 1], method, limits, len(table), _rows(table, np.array([best])))
-        made.table = table
+        made.table, made.left_out = table, left_out
     if split:
         made.folds, made.holdout = _held_out_in_turn(
             trace, made, table, split, limits, cap, quantile, semantics, cost, scorer, resamples, seed

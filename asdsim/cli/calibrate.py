@@ -146,6 +146,10 @@ def command(
     print_columns(columns, HEADLINE)
     for fold in made.folds:
         note(f"chosen without {fold['held_out']} requests: B={fold['B']:g} g={fold['g']:g} M={fold['M']:g}")
+    if made.left_out:
+        note(
+            f"{made.left_out} settings are exact here but not on the holdout, and were no candidates; cover it for them"
+        )
     if made.holdout is None:
         note("no holdout: these figures are those of the set that the setting was chosen on, and flatter it")
     if method == "pareto" and not made.limits.given():

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .common import config_option, json_option, note, print_json, progress_bar, rule_options
+from .quality_options import cost_of
 
 if TYPE_CHECKING:
     import polars as pl
 
     from ..api import Result
+    from ..cost import CostModel
     from ..policy import Grid
 
 MAX_ROWS = 24
@@ -39,11 +41,18 @@ SHORT = {
 @click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the rows to this Parquet file.")
 @click.option("--intervals", is_flag=True, help="Give --json 95 % intervals too; the printed table always has them.")
+@click.option(
+    "--cost",
+    metavar="NAME|FILE",
+    default="none",
+    show_default=True,
+    help="Predict the speed-up from step times: trace (its own), a published name, or a table (CSV, JSON).",
+)
 @json_option
 @config_option
 def command(
     trace: Path, grids: list[Grid], off_trace: str, device: str, threads: int, output: Path | None, intervals: bool,
-    as_json: bool,
+    cost: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Walk TRACE under every combination of B, g and M, or of another rule's parameters.
 
@@ -71,17 +80,18 @@ def command(
     if output is not None:
         api.write_results(results, output)
         note(f"wrote {total} rows to {output}")
+    model = cost_of(cost, results[0].trace)
     if as_json:
         rows = [row for result in results for row in result.rows()]
-        if intervals:
-            found = [one for result in results for one in _intervals(result, range(len(result)))]
+        if intervals or model is not None:
+            found = [one for result in results for one in _intervals(result, range(len(result)), model)]
             rows = [{**row, "intervals": one} for row, one in zip(rows, found, strict=True)]
         print_json("replay", {"trace": str(trace), **results[0].provenance(), "settings": total, "rows": rows})
     else:
-        print_table(results)
+        print_table(results, model)
 
 
-def print_table(results: list[Result]) -> None:
+def print_table(results: list[Result], cost: CostModel | None = None) -> None:
     """Print the rows, and what the figures may be taken for."""
     import polars as pl
 
@@ -101,7 +111,7 @@ def print_table(results: list[Result]) -> None:
     shown = (
         frame if len(frame) <= MAX_ROWS else frame.sort("tokens/step", descending=True, nulls_last=True).head(MAX_ROWS)
     )
-    shown = _with_intervals(results, shown)
+    shown = _with_intervals(results, shown, cost)
     with pl.Config(
         tbl_rows=MAX_ROWS, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True,
         float_precision=3, tbl_width_chars=190, tbl_formatting="ASCII_MARKDOWN",
@@ -128,22 +138,24 @@ INTERVALS = {"tokens/step": "mean_acceptance_length", "regret mean": "regret_spe
 """Columns of the table that an interval is shown beside."""
 
 
-def _intervals(result: Result, rows: Sequence[int]) -> list[dict[str, list[float]]]:
-    """Return the 95 % intervals of some rows, by figure: [low, high]; none for pooled estimates and the oracle."""
+def _intervals(result: Result, rows: Sequence[int], cost: CostModel | None) -> list[dict[str, list[float]]]:
+    """Return the 95 % intervals of some rows, by figure: [value, low, high]; none for pooled and the oracle."""
     from ..quality import judge, take
 
     if result.off_trace == "pooled" or result.device == "reference" or not result.graph.num_requests or not len(rows):
         return [{} for _ in rows]
     names = ["mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "regret_spent_mean"]
+    if cost is not None:
+        names += ["tokens_per_second", "speed_up"]
     quality = judge(
-        result.trace, take(result.grid, rows), figures=names, off_trace=result.off_trace, device=result.device,
-        graph=result.graph,
+        result.trace, take(result.grid, rows), cost=cost, figures=names, off_trace=result.off_trace,
+        device=result.device, graph=result.graph,
     )  # fmt: skip
     found = [quality.row(n) for n in range(len(rows))]
-    return [{name: row[name][1:] for name in names if row[name][1] is not None} for row in found]
+    return [{name: row[name] for name in names if row[name][1] is not None} for row in found]
 
 
-def _with_intervals(results: list[Result], shown: pl.DataFrame) -> pl.DataFrame:
+def _with_intervals(results: list[Result], shown: pl.DataFrame, cost: CostModel | None) -> pl.DataFrame:
     """Put 95 % intervals beside the means of the rows of a table; ``row`` counts through all results."""
     import polars as pl
 
@@ -151,13 +163,17 @@ def _with_intervals(results: list[Result], shown: pl.DataFrame) -> pl.DataFrame:
     first = 0
     for result in results:
         here = [row for row in shown["row"].to_list() if first <= row < first + len(result)]
-        texts.update(zip(here, _intervals(result, [row - first for row in here]), strict=True))
+        texts.update(zip(here, _intervals(result, [row - first for row in here], cost), strict=True))
         first += len(result)
     order = shown["row"].to_list()
     shown = shown.drop("row")
     for column, name in INTERVALS.items():
         if not any(name in texts[row] for row in order):
             continue
-        cells = ["{:.3f} - {:.3f}".format(*texts[row][name]) if name in texts[row] else None for row in order]
+        cells = ["{:.3f} - {:.3f}".format(*texts[row][name][1:]) if name in texts[row] else None for row in order]
         shown.insert_column(shown.columns.index(column) + 1, pl.Series(f"{column}, 95 %", cells, dtype=pl.String))
+    if any("speed_up" in texts[row] for row in order):
+        made = ["{:.3f} ({:.3f} - {:.3f})".format(*texts[row]["speed_up"]) if "speed_up" in texts[row] else None
+                for row in order]  # fmt: skip
+        shown = shown.with_columns(pl.Series("predicted speed-up, 95 %", made, dtype=pl.String))
     return shown

@@ -132,10 +132,12 @@ def test_replay_shows_intervals_beside_means(capsys) -> None:
     assert status == 0 and "tokens/step, 95 %" in out and "regret mean, 95 %" in out and "24 requests are few" in err
     status, out, _ = run(capsys, "replay", CAL, *AXES, "--json", "--intervals")
     for row in json.loads(out)["rows"]:
-        low, high = row["intervals"]["mean_acceptance_length"]
-        assert low < row["mean_acceptance_length"] < high
+        value, low, high = row["intervals"]["mean_acceptance_length"]
+        assert low < row["mean_acceptance_length"] == value < high
     _, out, _ = run(capsys, "replay", CAL, *AXES, "--off-trace", "pooled")
     assert "95 %" not in out  # averages over draws have no interval of this kind
+    _, out, _ = run(capsys, "replay", CAL, *AXES, "--cost", "h20-deepseek-v4-flash")
+    assert "predicted speed-up, 95 %" in out and out.count("1.000 (1.000 - 1.000)") == 6  # B = 0 is strict
     wide = ["--B", "0:8:.5", "--g", ".1:1:.1", "--M", "1,2"]
     _, out, _ = run(capsys, "replay", CAL, *wide)
     assert out.count("\n") == 26 and "tokens/step, 95 %" in out

@@ -148,6 +148,8 @@ def test_settings_that_are_not_exact_are_no_candidates(trace, holdout) -> None:
         calibrate(trace, Grid.product(5, 0.3, 3))
     with pytest.raises(UsageError, match=r"asdsim cover .*holdout --B 16.0 --g 1.0 --M 2"):
         calibrate(trace, Grid.product(16, 1, 2), holdout=holdout)
+    both = calibrate(trace, Grid.product("8,16", ".5,1", 2), holdout=holdout)
+    assert (both.candidates, both.left_out, both.grid.budget[0]) == (1, 3, 8)
     with pytest.raises(UsageError, match="asdsim cover"):
         calibrate(trace, None, method="quantile")
     rough = calibrate(trace, None, method="quantile", estimated="aligned")
