@@ -24,9 +24,9 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from .api import Result, load, replay
     from .errors import AsdsimError
     from .policy import Grid, Policy
-    from .api import Result, load, replay
     from .trace.reader import Trace
 
 
