@@ -81,6 +81,7 @@ def time_policy(
     tokens: int | None = None,
     cost: CostModel | None = None,
     max_drift: float = MAX_DRIFT,
+    interleave: bool = False,
     policy: dict[str, Any] | None = None,
     target: str | None = None,
     drafter: str | None = None,
@@ -106,6 +107,9 @@ def time_policy(
         By default fitted from the trace.
     max_drift : float
         Largest drift that is no problem.
+    interleave : bool
+        Run the three request by request instead of one after the other: what else the machine does then weighs on all
+        three alike.
     policy : dict, optional
         Content of a policy file: its models must be the trace's.
     target, drafter, offline
@@ -152,15 +156,18 @@ def time_policy(
     shape = len(RUNS), len(records)
     made, steps, drafted = (np.zeros(shape, np.int64) for _ in range(3))
     seconds = np.zeros(shape)
-    for run, setting in enumerate((STRICT, chosen, STRICT)):
-        for r, record in enumerate(records):
-            start = perf_counter()
-            done = decode(*at_hand, record, setting, width)
-            seconds[run, r] = perf_counter() - start
-            made[run, r], steps[run, r] = len(done.tokens), len(done.outcomes)
-            drafted[run, r] = sum(outcome.num_draft_tokens for outcome in done.outcomes)
-            if progress:
-                progress(1)
+    settings = (STRICT, chosen, STRICT)
+    order = [(run, r) for run in range(len(RUNS)) for r in range(len(records))]
+    if interleave:
+        order.sort(key=lambda pair: (pair[1], pair[0]))
+    for run, r in order:
+        start = perf_counter()
+        done = decode(*at_hand, records[r], settings[run], width)
+        seconds[run, r] = perf_counter() - start
+        made[run, r], steps[run, r] = len(done.tokens), len(done.outcomes)
+        drafted[run, r] = sum(outcome.num_draft_tokens for outcome in done.outcomes)
+        if progress:
+            progress(1)
     prompt = np.array([len(record.prompt_ids) for record in records], np.float64)
     foreseen = model.seconds(steps, drafted, made, prompt)
     rates = made.sum(axis=1) / seconds.sum(axis=1)

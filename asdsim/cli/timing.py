@@ -18,6 +18,7 @@ from .quality_options import bootstrap_options, check_resamples, cost_of, cost_o
 @click.option("--limit", default=8, show_default=True, help="Requests: the first ones of the trace.")
 @click.option("--tokens", type=int, help="Tokens to generate for each.  [default: the trace's limit]")
 @click.option("--max-drift", default=3.0, show_default=True, help="Per cent that the strict runs may differ.")
+@click.option("--interleave", is_flag=True, help="Run the three request by request, on a machine that is not still.")
 @click.option("--target", help="Where the target is now, if no longer under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
@@ -26,7 +27,7 @@ from .quality_options import bootstrap_options, check_resamples, cost_of, cost_o
 @json_option
 @config_option
 def command(
-    trace: Path, policy: Path, limit: int, tokens: int | None, max_drift: float, target: str | None,
+    trace: Path, policy: Path, limit: int, tokens: int | None, max_drift: float, interleave: bool, target: str | None,
     drafter: str | None, offline: bool, cost: str, resamples: int, seed: int, as_json: bool,
 ) -> int:  # fmt: skip
     """Time a frozen setting live on the models of TRACE: strict, the setting, strict again, with fixed work.
@@ -48,8 +49,9 @@ def command(
     model = None if cost == "trace" else cost_of(cost, api.load(trace))
     with progress_bar(3 * limit, "timing", "request") as bar:
         found = time_policy(
-            trace, grid, limit=limit, tokens=tokens, cost=model, max_drift=max_drift / 100, policy=record,
-            target=target, drafter=drafter, offline=offline, resamples=resamples, seed=seed, progress=bar.update,
+            trace, grid, limit=limit, tokens=tokens, cost=model, max_drift=max_drift / 100, interleave=interleave,
+            policy=record, target=target, drafter=drafter, offline=offline, resamples=resamples, seed=seed,
+            progress=bar.update,
         )  # fmt: skip
     measured = [float(part[0]) for part in (found.measured.value, found.measured.low, found.measured.high)]
     replay = found.predicted_replay

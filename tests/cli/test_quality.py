@@ -121,6 +121,8 @@ def test_timing_of_toy_models(tmp_path) -> None:
     assert found.measured.value[0] == pytest.approx(rates[1] / (0.5 * (rates[0] + rates[2])))
     assert found.drift == pytest.approx(rates[2] / rates[0] - 1) and found.problems == []
     assert found.predicted_live > 0.5 and np.isfinite(found.predicted_rate)
+    turns = time_policy(tmp_path / "trace", Grid.product(4, 1, 2), limit=4, tokens=12, models=models, interleave=True)
+    assert (turns.steps == found.steps).all() and (turns.seconds > 0).all()
     strict = time_policy(tmp_path / "trace", Grid.product(0, 1, 2), limit=4, tokens=12, models=models, max_drift=0.0)
     assert strict.predicted_live == pytest.approx(1.0) and "drifted" in strict.problems[0]
     with pytest.raises(UsageError, match="leaves no request"):
