@@ -81,9 +81,7 @@ def convert_policy(policy: Policy, to: str, block_size: int | None = None) -> Co
         notes.append("ties: free and uncounted under lightllm, mismatches that count towards M elsewhere")
         notes.append("the ledger is float32 under lightllm and float64 elsewhere")
     if to == "core" and g == 0 and not strict:
-        raise UsageError(
-            f"g = 0 lets ties pass under {old}, and core is strict there: no setting means the same"
-        )
+        raise UsageError(f"g = 0 lets ties pass under {old}, and core is strict there: no setting means the same")
     if "core" in (old, to) and not strict:
         notes.append("core lets a block exceed what is left of the budget by 1e-9")
     if "dspark" in (old, to):
