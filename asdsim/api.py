@@ -25,7 +25,7 @@ from .walk import reference
 from .walk import request as columns
 from .walk.path import path_of
 from .walk.reference_rules import ALLOWS
-from .walk.sweep import Walks, choose_device, off_trace_code, sweep, walk_grid
+from .walk.sweep import Walks, choose_device, off_trace_code, sweep, sweep_graph, walk_grid
 
 if TYPE_CHECKING:
     import polars as pl
@@ -321,8 +321,12 @@ def replay_grid(
     device: str = "auto",
     threads: int = 0,
     progress: Callable[[int], None] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Result:
-    """Walk a trace under a grid; parameters as :func:`replay`."""
+    """Walk a trace under a grid; parameters as :func:`replay`.
+
+    ``note`` is called with a line for the user where a kernel has to be compiled first.
+    """
     if off_trace != "pooled":
         off_trace_code(off_trace)
     chosen = choose_device(device)
@@ -337,8 +341,12 @@ def replay_grid(
 
     if off_trace == "pooled":
         figures = _pooled_figures(graph, grid, chosen, threads, progress)
-    else:
+    elif chosen in ("reference", "python"):
         figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
+    else:
+        figures = sweep_graph(
+            graph, grid, off_trace=off_trace, device=chosen, threads=threads, progress=progress, note=note
+        )
     return Result(source, graph, grid, off_trace, chosen, figures, _walker=walk)
 
 

@@ -47,8 +47,8 @@ COLUMNS: dict[str, str] = {
 
 def ratio(numerator: npt.NDArray[Any], denominator: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return numerator / denominator, NaN where the denominator is 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(denominator > 0, numerator / np.maximum(denominator, 1), np.nan).astype(np.float64)
+    out = np.full(np.broadcast_shapes(np.shape(numerator), np.shape(denominator)), np.nan)
+    return np.divide(numerator, denominator, out=out, where=np.asarray(denominator) > 0)
 
 
 def masked_quantile(values: npt.NDArray[np.float64], keep: npt.NDArray[np.bool_], q: float) -> npt.NDArray[np.float64]:

@@ -74,7 +74,9 @@ def command(
     source: Any = trace if len(grids) == 1 else api.load(trace)
     with progress_bar(total, "replay", "setting") as bar:
         results = [
-            api.replay_grid(source, grid, off_trace=off_trace, device=device, threads=threads, progress=bar.update)
+            api.replay_grid(
+                source, grid, off_trace=off_trace, device=device, threads=threads, progress=bar.update, note=note
+            )
             for grid in grids
         ]
     if output is not None:

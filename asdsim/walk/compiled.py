@@ -9,10 +9,15 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .. import rule
 from . import request
+
+COMPILING = "compiling the kernel for this machine, once; some seconds"
 
 
 def named(function: Callable[..., Any], variant: str) -> Callable[..., Any]:
@@ -31,6 +36,16 @@ def compile_cached(jit: Callable[..., Any], function: Callable[..., Any], **opti
         return jit(**options)(function)
 
 
+def to_single(x):  # type: ignore[no-untyped-def]
+    """Round to float32; what :func:`asdsim.rule.single` is in compiled code."""
+    return np.float64(np.float32(x))
+
+
+def compiled_settle(semantics: str) -> Any:
+    """Return how a block's charge enters the ledger, compiled."""
+    return helper(named(rule.bind(rule.settle_of(semantics, helper(to_single))), semantics))
+
+
 def helper(function: Callable[..., Any]) -> Any:
     """Compile for use inside another compiled function.
 
@@ -40,3 +55,12 @@ def helper(function: Callable[..., Any]) -> Any:
     import numba
 
     return compile_cached(numba.njit, function, _nrt=False)
+
+
+def is_cached(module: Any, semantics: str) -> bool:
+    """Return whether a module's kernel is on disk or was used in this process; True where that cannot be told."""
+    kernel = module.kernel(semantics)
+    folder = getattr(getattr(kernel, "stats", None), "cache_path", None)
+    if not folder or kernel.signatures:
+        return True
+    return any(Path(folder).glob(f"*{kernel.py_func.__qualname__}*.nbi"))

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import rule
 from . import request
-from .compiled import compile_cached, helper, named
+from .compiled import compile_cached, compiled_settle, helper, named
 from .request import LEFT, NUM_COUNTS, STOP, walk_request
 
 
@@ -41,18 +41,13 @@ def walk_settings(  # type: ignore[no-untyped-def]
                     histogram[setting, k] += scratch[k]
 
 
-def to_single(x):  # type: ignore[no-untyped-def]
-    """Round to float32; what :func:`asdsim.rule.single` is in compiled code."""
-    return np.float64(np.float32(x))
-
-
 @cache
 def kernel(semantics: str) -> Any:
     """Return ``walk_settings`` compiled for one semantics."""
     judge = helper(rule.JUDGES[semantics])
     block = helper(named(rule.bind(rule.accept_block, judge=judge), semantics))
-    settle = helper(named(rule.bind(rule.settle_of(semantics, helper(to_single))), semantics))
-    one = helper(named(rule.bind(walk_request, accept_block=block, settle=settle), semantics))
+    walk = rule.bind(walk_request, accept_block=block, settle=compiled_settle(semantics))
+    one = helper(named(walk, semantics))
     settings = named(rule.bind(walk_settings, walk_request=one), semantics)
     return compile_cached(numba.njit, settings, nogil=True)
 

@@ -1,7 +1,7 @@
-"""A grid of settings over a graph: choose a device, cut the grid into chunks, add up.
+"""A grid of settings over a graph: choose a device and a way to walk, cut the grid into chunks, add up.
 
-The per-pair results of a chunk are turned into rows before the next chunk starts, so memory does not grow with the grid
-unless per-request results are asked for.
+What is known per request of a chunk is turned into sums before the next chunk starts, so memory does not grow with the
+grid unless per-request results are asked for.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from ..metrics import masked_quantile, ratio
 from ..policy import STRICT, Grid
 from ..trace.graph import Graph
 from . import request as columns
+from .axes import axes_of
+from .compiled import COMPILING, is_cached
+from .product import Sums, sum_product
 from .request import ALIGNED, LEFT, NUM_COUNTS, RECORDED, STOP
 
 OFF_TRACE = {"stop": STOP, "aligned": ALIGNED, "recorded": RECORDED}
 DEVICES = ["auto", "cpu", "cuda", "reference", "python"]
 CHUNK_BYTES = 64 << 20
+PAIRS_UP_TO = 100_000
+"""Settings times steps of the trace up to which a sweep goes pair by pair; measured, see tests/bench."""
 
 
 @dataclass
@@ -123,12 +128,13 @@ def off_trace_code(name: str) -> int:
 
 
 Walker = Callable[[Grid], Walks]
+Progress = Callable[[int], None]
 
 
 def sweep(
-    walk: Walker, grid: Grid, num_requests: int, *, off_trace: str, progress: Callable[[int], None] | None = None
+    walk: Walker, grid: Grid, num_requests: int, *, off_trace: str, progress: Progress | None = None
 ) -> dict[str, npt.NDArray[Any]]:
-    """Walk a grid in chunks and return one figure per setting for each column of :data:`asdsim.metrics.COLUMNS`.
+    """Walk a grid pair by pair, in chunks, and return one figure per setting.
 
     Parameters
     ----------
@@ -146,52 +152,127 @@ def sweep(
     Returns
     -------
     dict of ndarray (n,)
-        ``acceptance_histogram`` is (n, largest K + 1).
+        The figures of :data:`asdsim.metrics.COLUMNS`; ``acceptance_histogram`` is (n, largest K + 1).
     """
     strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
     size = max(1, CHUNK_BYTES // max(1, num_requests * (4 * NUM_COUNTS + 16)))
     parts: list[dict[str, npt.NDArray[Any]]] = []
     for first in range(0, len(grid), size):
         chunk = grid[first : first + size]
-        parts.append(_rows(walk(chunk), strict, off_trace))
+        parts.append(figures_of(sums_of(walk(chunk), strict, off_trace), num_requests))
         if progress:
             progress(len(chunk))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _rows(walks: Walks, strict: Walks, off_trace: str) -> dict[str, npt.NDArray[Any]]:
+def sweep_graph(
+    graph: Graph,
+    grid: Grid,
+    *,
+    off_trace: str = "stop",
+    device: str = "auto",
+    threads: int = 0,
+    by: str = "auto",
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> dict[str, npt.NDArray[Any]]:
+    """Walk a grid and return one figure per setting, by whatever is fastest; results do not depend on it.
+
+    Parameters
+    ----------
+    graph : Graph
+    grid : Grid
+    off_trace, device, threads
+        As for :func:`walk_grid`.
+    by : {"auto", "pairs", "lanes", "boxes"}
+        On a CPU: pair by pair, or, for a product of B, g and M, as :mod:`asdsim.walk.product` does.
+    progress : callable, optional
+        Called with the number of settings done.
+    note : callable, optional
+        Called with a line for the user where kernels have to be compiled first.
+
+    Returns
+    -------
+    dict of ndarray (n,)
+        As :func:`sweep`.
+    """
+    mode = off_trace_code(off_trace)
+    chosen = choose_device(device)
+
+    def walk(part: Grid) -> Walks:
+        return walk_grid(graph, part, off_trace=off_trace, device=chosen, threads=threads)
+
+    if chosen == "cuda":
+        return sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
+    if note and chosen == "cpu":
+        from . import cpu
+
+        if not is_cached(cpu, grid.semantics):
+            note(COMPILING)
+    if by == "auto" and len(grid) * graph.num_steps < PAIRS_UP_TO:
+        by = "pairs"
+    axes = axes_of(grid) if by != "pairs" and graph.num_steps and len(grid) else None
+    if axes is None:
+        return sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
+    strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
+    sums = sum_product(
+        graph, grid, axes, mode, strict.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
+        progress=progress, note=note,
+    )  # fmt: skip
+    return figures_of(sums, graph.num_requests)
+
+
+def sums_of(walks: Walks, strict: Walks, off_trace: str) -> Sums:
+    """Add up single walks over the requests that count."""
     exact = walks.exact
-    number, requests = exact.shape
     keep = exact if off_trace == "stop" else np.ones_like(exact)
-    totals = np.einsum("nrc,nr->nc", walks.counts.astype(np.int64), keep.astype(np.int64))
     # The baseline leaves the comparison with the request that left the trace.
-    base = np.einsum("rc,nr->nc", strict.counts[0].astype(np.int64), (keep & strict.exact[0]).astype(np.int64))
-    paired = keep & strict.exact[0]
-    same = np.einsum("nrc,nr->nc", walks.counts.astype(np.int64), paired.astype(np.int64))
-    steps, tokens = totals[:, columns.STEPS], totals[:, columns.TOKENS]
-    accepted, drafted = totals[:, columns.ACCEPTED], totals[:, columns.DRAFTED]
+    paired = (keep & strict.exact[0]).astype(np.int64)
+    counts = walks.counts.astype(np.int64)
+    same = np.einsum("nrc,nr->cn", counts, paired)[[columns.STEPS, columns.TOKENS]]
+    picked = strict.counts[0][:, [columns.STEPS, columns.ACCEPTED, columns.TOKENS]].astype(np.int64)
     spent = np.where(keep, walks.spent, 0.0)
+    total = np.zeros(len(spent))
+    for one in spent.T:  # in the order of the requests, so that the sum is the same number wherever it is made
+        total += one
     kept = keep.sum(axis=1)
-    strict_length = ratio(base[:, columns.TOKENS], base[:, columns.STEPS])
+    return Sums(
+        counts=np.einsum("nrc,nr->cn", counts, keep.astype(np.int64)),
+        histogram=walks.histogram,
+        kept=kept,
+        exact=exact.sum(axis=1),
+        base=np.einsum("rc,nr->cn", picked, paired),
+        same=same,
+        spent=total,
+        highest=np.where(kept > 0, spent.max(axis=1, initial=0.0), np.nan),
+        p95=masked_quantile(walks.spent, keep, 0.95) if exact.shape[1] else np.full(len(spent), np.nan),
+    )
+
+
+def figures_of(sums: Sums, requests: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the figures of sums over a trace of a number of requests."""
+    steps, tokens = sums.counts[columns.STEPS], sums.counts[columns.TOKENS]
+    accepted, drafted = sums.counts[columns.ACCEPTED], sums.counts[columns.DRAFTED]
+    strict_length = ratio(sums.base[2], sums.base[0])
     return {
-        "requests": kept,
-        "exact_share": exact.mean(axis=1) if requests else np.full(number, np.nan),
+        "requests": sums.kept,
+        "exact_share": ratio(sums.exact, np.full(len(sums.exact), requests)),
         "mean_acceptance_length": ratio(tokens, steps),
         "accepted_per_proposal": ratio(accepted, steps),
         "draft_acceptance_rate": ratio(accepted, drafted),
         "strict_mean_acceptance_length": strict_length,
-        "strict_accepted_per_proposal": ratio(base[:, columns.ACCEPTED], base[:, columns.STEPS]),
-        "acceptance_length_gain": ratio(same[:, columns.TOKENS], same[:, columns.STEPS]) / strict_length - 1.0,
+        "strict_accepted_per_proposal": ratio(sums.base[1], sums.base[0]),
+        "acceptance_length_gain": ratio(sums.same[1], sums.same[0]) / strict_length - 1.0,
         "completion_tokens": tokens,
         "num_spec_steps": steps,
         "num_draft_tokens": drafted,
         "num_accepted_draft_tokens": accepted,
-        "relaxed_tokens": totals[:, columns.RELAXED],
-        "regret_spent_mean": ratio(spent.sum(axis=1), kept),
-        "regret_spent_p95": masked_quantile(walks.spent, keep, 0.95) if requests else np.full(number, np.nan),
-        "regret_spent_max": np.where(kept > 0, spent.max(axis=1, initial=0.0), np.nan),
-        "rejected_by_gate": totals[:, columns.BY_GATE],
-        "rejected_by_budget": totals[:, columns.BY_BUDGET],
-        "rejected_by_cap": totals[:, columns.BY_CAP],
-        "acceptance_histogram": walks.histogram,
+        "relaxed_tokens": sums.counts[columns.RELAXED],
+        "regret_spent_mean": ratio(sums.spent, sums.kept),
+        "regret_spent_p95": sums.p95,
+        "regret_spent_max": sums.highest,
+        "rejected_by_gate": sums.counts[columns.BY_GATE],
+        "rejected_by_budget": sums.counts[columns.BY_BUDGET],
+        "rejected_by_cap": sums.counts[columns.BY_CAP],
+        "acceptance_histogram": sums.histogram,
     }

@@ -1,0 +1,574 @@
+"""The walk in recorded order, many budgets at a time.
+
+In recorded order every outcome of a step leads to the next recorded step, so under one gate and one cap all budgets
+stand on the same step. What remains per budget (a *lane*) is its ledger and its counters, and the loops over lanes
+become vector instructions.
+
+What makes it fast, in the order of what it saves:
+
+- A mismatch that the gate refuses is refused for every lane: one scalar comparison, not one per lane.
+- Budgets that no ledger has met yet share one history. They are one lane, the top lane, until a mismatch is too dear
+  for the lowest of them; that one and some above it then become lanes of their own.
+- Gates between which no score of a request lies do the same, so their walk is done once; so do caps that never bind.
+- Counters are bit fields of a word or two per lane, unpacked once per request.
+
+Per mismatch and lane there remain one addition, the judge's comparisons, a masked move of the ledger and two masked
+additions. The numbers are those of :func:`asdsim.walk.request.walk_request`, to the bit: the judge is the same
+function, and it sees the same sums, made in the same order.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .. import rule
+from ..rule import ACCEPT, BUDGET, GATE, judge, settle
+from . import request
+from .compiled import compile_cached, compiled_settle, helper, named
+
+WIDTH = 256
+"""Budgets walked together. A compile-time constant: rows of the scratch are then known not to overlap, and LLVM
+vectorises without a check at run time."""
+
+PEEL = 16
+"""Budgets that leave the top lane together; a multiple of the vector width."""
+
+TOKENS, RELAXED, BY_GATE, BY_BUDGET, BY_CAP, EXACT, DRAFTED, HISTOGRAM = range(8)
+"""Rows of the sums; the histogram takes largest K + 1 rows from ``HISTOGRAM`` on."""
+
+# The columns of asdsim.walk.request that the sums end up in.
+STEPS, ACCEPTED = request.STEPS, request.ACCEPTED
+OF_DRAFTED, OF_TOKENS, OF_RELAXED = request.DRAFTED, request.TOKENS, request.RELAXED
+OF_GATE, OF_BUDGET, OF_CAP = request.BY_GATE, request.BY_BUDGET, request.BY_CAP
+
+# A lane's counters since they were last unpacked, in one word: tokens take 14 bits, relaxed tokens 12, and the three
+# refusals and the uncaptured edges 8 each. The histogram takes 8 bits a bin, 8 bins a word.
+AT_RELAXED, AT_GATE, AT_BUDGET, AT_CAP, AT_LEFT = 14, 26, 34, 42, 50
+MAX_STEPS, MAX_RELAXED = (1 << 8) - 1, (1 << 12) - 1
+
+# Where the rows of a lane's state begin. Floats: its budget, its ledger now and at the start of the block.
+BUDGETS, SPENT, START = 0, WIDTH, 2 * WIDTH
+LEDGER_ROWS = 3
+# Integers: its counters (the bins take one row a word); near the end of its request also whether that goes on (-1 or
+# 0), what is left under the token limit, tokens drafted, and the outcome that it stands in.
+WORD, BINS = 0, WIDTH
+LIVE, ROOM, SEEN, ALIVE, TAKEN, TAKEN_TOKENS, TAKEN_NEXT = (row * WIDTH for row in range(7))
+
+
+def accept_one(ledger, state, num, score, charge, gate, cap, move, shift):  # type: ignore[no-untyped-def]
+    """Let each lane decide about the only mismatch of a block, and move those that accept to the next outcome."""
+    for k in range(num):
+        start = ledger[SPENT + k]
+        ok = judge(score, 0.0, charge, 1, start, ledger[BUDGETS + k], gate, cap) == ACCEPT
+        ledger[SPENT + k] = settle(start, charge) if ok else start
+        state[WORD + k] += move if ok else 0
+        state[BINS + k] += shift if ok else 0
+
+
+def accept_two(  # type: ignore[no-untyped-def]
+    ledger, state, num, score, charge, next_score, next_charge, gate, cap, move, shift, next_move, next_shift
+):  # fmt: skip
+    """The same for two mismatches, without storing in between."""
+    for k in range(num):
+        start, budget = ledger[SPENT + k], ledger[BUDGETS + k]
+        ok = judge(score, 0.0, charge, 1, start, budget, gate, cap) == ACCEPT
+        both = ok & (judge(next_score, charge, next_charge, 2, start, budget, gate, cap) == ACCEPT)
+        spent = settle(start, charge) if ok else start
+        ledger[SPENT + k] = settle(start, next_charge) if both else spent
+        state[WORD + k] += (move if ok else 0) + (next_move if both else 0)
+        state[BINS + k] += (shift if ok else 0) + (next_shift if both else 0)
+
+
+def accept_one_of_two(  # type: ignore[no-untyped-def]
+    ledger, state, num, score, charge, next_score, next_charge, gate, cap, move, shift, capped
+):  # fmt: skip
+    """The same for two mismatches of which the cap forbids the second; the budget may allow it: ``capped``."""
+    for k in range(num):
+        start, budget = ledger[SPENT + k], ledger[BUDGETS + k]
+        ok = judge(score, 0.0, charge, 1, start, budget, gate, cap) == ACCEPT
+        by_cap = ok & (judge(next_score, charge, next_charge, 2, start, budget, gate, cap) != BUDGET)
+        ledger[SPENT + k] = settle(start, charge) if ok else start
+        state[WORD + k] += (move if ok else 0) + (capped if by_cap else 0)
+        state[BINS + k] += shift if ok else 0
+
+
+def accept_next(ledger, state, ends, num, score, before, charge, count, gate, cap, move):  # type: ignore[no-untyped-def]
+    """Let each lane that is alive decide about a mismatch of a longer block."""
+    for k in range(num):
+        ok = (ends[ALIVE + k] != 0) & (
+            judge(score, before, charge, count, ledger[START + k], ledger[BUDGETS + k], gate, cap) == ACCEPT
+        )
+        ledger[SPENT + k] = settle(ledger[START + k], charge) if ok else ledger[SPENT + k]
+        state[WORD + k] += move if ok else 0
+        ends[ALIVE + k] = -1 if ok else 0
+
+
+def refuse(ledger, state, ends, num, score, before, charge, count, gate, cap, capped):  # type: ignore[no-untyped-def]
+    """Add ``capped`` where a mismatch that the cap forbids is within the budget."""
+    for k in range(num):
+        verdict = judge(score, before, charge, count, ledger[START + k], ledger[BUDGETS + k], gate, cap)
+        state[WORD + k] += ends[ALIVE + k] & (0 if verdict == BUDGET else capped)
+
+
+def move_bin(state, ends, num, accepted, sign):  # type: ignore[no-untyped-def]
+    """Add one (``sign`` 1) or take one (-1) at ``accepted`` in the histogram of each lane that is alive."""
+    row = BINS + (accepted >> 3) * WIDTH
+    bins = state[row : row + WIDTH]  # a view: its indices are known not to be negative
+    one = sign << (8 * (accepted & 7))
+    for k in range(num):
+        bins[k] += ends[ALIVE + k] & one
+
+
+def begin_block(ledger, ends, num):  # type: ignore[no-untyped-def]
+    """Note the ledgers at the start of a block; all lanes are alive."""
+    for k in range(num):
+        ledger[START + k] = ledger[SPENT + k]
+        ends[ALIVE + k] = -1
+
+
+def settle_all(state, base, base_bins, num):  # type: ignore[no-untyped-def]
+    """Add to every lane what was counted for all of them together."""
+    for k in range(num):
+        state[WORD + k] += base
+    for w in range(base_bins.shape[0]):
+        add = base_bins[w]
+        bins = state[BINS + w * WIDTH : BINS + (w + 1) * WIDTH]
+        for k in range(num):
+            bins[k] += add
+        base_bins[w] = 0
+
+
+def put_aside(state, tally, num, largest):  # type: ignore[no-untyped-def]
+    """Add the packed counters of ``num`` lanes to ``tally`` and clear them, before a field runs over."""
+    for k in range(num):
+        word = state[WORD + k]
+        tally[TOKENS, k] += word & ((1 << AT_RELAXED) - 1)
+        tally[RELAXED, k] += (word >> AT_RELAXED) & MAX_RELAXED
+        for f in range(4):
+            tally[BY_GATE + f, k] += (word >> (AT_GATE + 8 * f)) & 255
+        state[WORD + k] = 0
+        for a in range(largest + 1):
+            tally[HISTOGRAM + a, k] += (state[BINS + (a >> 3) * WIDTH + k] >> (8 * (a & 7))) & 255
+        for w in range(largest // 8 + 1):
+            state[BINS + w * WIDTH + k] = 0
+
+
+def leave_top(  # type: ignore[no-untyped-def]
+    ledger, state, ends, tally, top, n, lo, hi, room, mm_pos, mm_score, mm_before, mm_charge, gate, cap, careful, aside
+):  # fmt: skip
+    """Take the lowest budgets out of the top lane where a mismatch of this block is too dear for them.
+
+    They leave by ``PEEL``, so that they can be written as vectors, and take the history of the top lane up to this
+    block along. Returns the new top lane.
+    """
+    spent = ledger[SPENT + top]
+    to = top
+    for j in range(lo, hi):
+        if to == n - 1 or mm_pos[j] >= room:
+            break
+        verdict = BUDGET
+        while verdict == BUDGET:
+            verdict = judge(
+                mm_score[j], mm_before[j], mm_charge[j], j - lo + 1, spent, ledger[BUDGETS + to], gate, cap
+            )  # fmt: skip
+            if verdict == BUDGET:
+                if to == n - 1:
+                    break
+                to = min(to + PEEL, n - 1)
+        if verdict != ACCEPT:
+            break
+    if to == top:
+        return top
+    for k in range(top + 1, to + 1):
+        ledger[SPENT + k] = spent
+    for row in range(state.shape[0] // WIDTH):
+        number = state[row * WIDTH + top]
+        of_row = state[row * WIDTH : (row + 1) * WIDTH]
+        for k in range(top + 1, to + 1):
+            of_row[k] = number
+    if careful:
+        for k in range(top + 1, to + 1):
+            ends[LIVE + k] = ends[LIVE + top]
+            ends[ROOM + k] = ends[ROOM + top]
+            ends[SEEN + k] = ends[SEEN + top]
+    if aside:
+        for f in range(tally.shape[0]):
+            for k in range(top + 1, to + 1):
+                tally[f, k] = tally[f, top]
+    return to
+
+
+def careful_step(  # type: ignore[no-untyped-def]
+    ledger, state, ends, num, step, g, gate, cap, gate_from, largest,
+    drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens,
+):  # fmt: skip
+    """Walk one step that may end a lane, at the token limit or at an end of sequence."""
+    lo, hi = mm_ptr[step], mm_ptr[step + 1]
+    edge = lo + step
+    accepted, tokens, after = edge_accepted[edge], edge_tokens[edge], min(edge_next[edge], 0)
+    for k in range(num):
+        ledger[START + k] = ledger[SPENT + k]
+        ends[ALIVE + k] = ends[LIVE + k]
+    for k in range(num):
+        ends[TAKEN + k] = accepted
+        ends[TAKEN_TOKENS + k] = tokens
+        ends[TAKEN_NEXT + k] = after
+    for j in range(lo, hi):
+        count = j - lo + 1
+        position, score, before, charge = mm_pos[j], mm_score[j], mm_before[j], mm_charge[j]
+        accepted, tokens, after = (
+            edge_accepted[edge + count],
+            edge_tokens[edge + count],
+            min(edge_next[edge + count], 0),
+        )
+        for k in range(num):
+            reached = ends[ALIVE + k] if position < ends[ROOM + k] else 0
+            verdict = judge(score, before, charge, count, ledger[START + k], ledger[BUDGETS + k], gate, cap)
+            field = 1 << AT_GATE if verdict == GATE else (1 << AT_BUDGET if verdict == BUDGET else 1 << AT_CAP)
+            field = 1 << AT_RELAXED if verdict == ACCEPT else field
+            state[WORD + k] += reached & field
+            ends[ALIVE + k] = reached if verdict == ACCEPT else 0
+        for k in range(num):
+            ok = ends[ALIVE + k] != 0
+            ledger[SPENT + k] = settle(ledger[START + k], charge) if ok else ledger[SPENT + k]
+            ends[TAKEN + k] = accepted if ok else ends[TAKEN + k]
+            ends[TAKEN_TOKENS + k] = tokens if ok else ends[TAKEN_TOKENS + k]
+            ends[TAKEN_NEXT + k] = after if ok else ends[TAKEN_NEXT + k]
+        if gate_from[j] > g:
+            break
+    for w in range(largest // 8 + 1):
+        bins = state[BINS + w * WIDTH : BINS + (w + 1) * WIDTH]
+        for k in range(num):
+            took = min(ends[TAKEN + k], ends[ROOM + k])
+            bins[k] += ends[LIVE + k] & (1 << (8 * (took & 7)) if took >> 3 == w else 0)
+    offered = drafted[step]
+    for k in range(num):
+        live, room, then = ends[LIVE + k], ends[ROOM + k], ends[TAKEN_NEXT + k]
+        got = min(ends[TAKEN_TOKENS + k], room)
+        goes_on = (got < room) & (then != -1)
+        state[WORD + k] += live & (got + (1 << AT_LEFT if goes_on & (then == -2) else 0))
+        ends[SEEN + k] += live & offered
+        ends[ROOM + k] = room - got
+        ends[LIVE + k] = live if goes_on else 0
+
+
+def walk_row(  # type: ignore[no-untyped-def]
+    ledger, state, ends, tally, base_bins, n, g, gate, cap, most, gate_from, passing, path_step, p_lo, safe, p_hi,
+    limit, drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens, edge_word,
+    largest,
+):  # fmt: skip
+    """Walk one request under one gate, one cap and all budgets.
+
+    ``most`` is the number of relaxed tokens that the cap allows in a block; before ``safe`` no lane can end.
+    Returns (top, drafted, aside): the lane that stands for all budgets from its own on, the tokens drafted before
+    ``safe``, and whether ``tally`` holds counters.
+    """
+    period = min(MAX_STEPS, MAX_RELAXED // (largest + 1))
+    for row in range(state.shape[0] // WIDTH):
+        state[row * WIDTH] = 0
+    ledger[SPENT] = 0.0
+    base, since, top, offered = 0, 0, 0, 0
+    aside = False
+    for p in range(p_lo, safe):
+        step = path_step[p]
+        if since == period:
+            aside = True
+            settle_all(state, base, base_bins, top + 1)
+            put_aside(state, tally, top + 1, largest)
+            base, since = 0, 0
+        since += 1
+        lo, hi = mm_ptr[step], mm_ptr[step + 1]
+        edge = lo + step
+        within = passing[p - p_lo]  # mismatches in a row that the gate lets pass
+        count = min(within, most)  # and the cap
+        offered += drafted[step]
+        word = edge_word[edge]
+        accepted = edge_accepted[edge]
+        base_bins[accepted >> 3] += 1 << (8 * (accepted & 7))
+        # Lanes that have accepted ``count`` mismatches are refused by the gate, the cap, or nothing.
+        last = 0 if lo + count == hi else (1 << AT_GATE if count == within else 1 << AT_BUDGET)
+        if within == 0:
+            base += word + last
+            continue
+        base += word + (1 << AT_BUDGET)
+        if top < n - 1:
+            spent, budget = ledger[SPENT + top], ledger[BUDGETS + top]
+            for i in range(within):
+                verdict = judge(
+                    mm_score[lo + i], mm_before[lo + i], mm_charge[lo + i], i + 1, spent, budget, gate, cap
+                )  # fmt: skip
+                if verdict == BUDGET:
+                    top = leave_top(
+                        ledger, state, ends, tally, top, n, lo, lo + within, largest + 1,
+                        mm_pos, mm_score, mm_before, mm_charge, gate, cap, False, aside,
+                    )  # fmt: skip
+                if verdict != ACCEPT:
+                    break
+        # All lanes stand in outcome 0, refused by the budget; who accepts moves on to the next outcome.
+        num = top + 1
+        if count == 1 and largest < 8:
+            move = edge_word[edge + 1] - word + last - (1 << AT_BUDGET)
+            shift = (1 << (8 * edge_accepted[edge + 1])) - (1 << (8 * accepted))
+            if within == 1:
+                accept_one(ledger, state, num, mm_score[lo], mm_charge[lo], gate, cap, move, shift)
+            else:
+                accept_one_of_two(
+                    ledger, state, num, mm_score[lo], mm_charge[lo], mm_score[lo + 1], mm_charge[lo + 1], gate, cap,
+                    move, shift, (1 << AT_CAP) - (1 << AT_BUDGET),
+                )  # fmt: skip
+        elif count == 2 and within == 2 and largest < 8:
+            becomes = edge_accepted[edge + 1]
+            accept_two(
+                ledger, state, num, mm_score[lo], mm_charge[lo], mm_score[lo + 1], mm_charge[lo + 1], gate, cap,
+                edge_word[edge + 1] - word, (1 << (8 * becomes)) - (1 << (8 * accepted)),
+                edge_word[edge + 2] - edge_word[edge + 1] + last - (1 << AT_BUDGET),
+                (1 << (8 * edge_accepted[edge + 2])) - (1 << (8 * becomes)),
+            )  # fmt: skip
+        else:
+            begin_block(ledger, ends, num)
+            for i in range(count):
+                move = edge_word[edge + i + 1] - edge_word[edge + i]
+                move += last - (1 << AT_BUDGET) if i == count - 1 else 0
+                accept_next(
+                    ledger, state, ends, num, mm_score[lo + i], mm_before[lo + i], mm_charge[lo + i], i + 1, gate, cap,
+                    move,
+                )  # fmt: skip
+                move_bin(state, ends, num, edge_accepted[edge + i], -1)
+                move_bin(state, ends, num, edge_accepted[edge + i + 1], 1)
+            if count < within:
+                refuse(
+                    ledger, state, ends, num, mm_score[lo + count], mm_before[lo + count], mm_charge[lo + count],
+                    count + 1, gate, cap, (1 << AT_CAP) - (1 << AT_BUDGET),
+                )  # fmt: skip
+    settle_all(state, base, base_bins, top + 1)
+    if safe < p_hi:
+        for k in range(top + 1):
+            ends[ROOM + k] = limit - (state[WORD + k] & ((1 << AT_RELAXED) - 1))
+            ends[SEEN + k] = offered
+            ends[LIVE + k] = -1
+        if aside:
+            for k in range(top + 1):
+                ends[ROOM + k] -= tally[TOKENS, k]
+    for p in range(safe, p_hi):
+        if since == period:
+            aside = True
+            put_aside(state, tally, top + 1, largest)
+            since = 0
+        since += 1
+        step = path_step[p]
+        if top < n - 1 and ends[LIVE + top] != 0:
+            top = leave_top(
+                ledger, state, ends, tally, top, n, mm_ptr[step], mm_ptr[step + 1], ends[ROOM + top],
+                mm_pos, mm_score, mm_before, mm_charge, gate, cap, True, aside,
+            )  # fmt: skip
+        careful_step(
+            ledger, state, ends, top + 1, step, g, gate, cap, gate_from, largest,
+            drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens,
+        )  # fmt: skip
+    if aside:
+        put_aside(state, tally, top + 1, largest)
+    return top, offered, aside
+
+
+def emit(values, tally, before, sums, top, n):  # type: ignore[no-untyped-def]
+    """Add one figure of all lanes to its sums, as the difference to the gate before."""
+    for k in range(top):
+        now = values[k] + tally[k]
+        sums[k] += now - before[k]
+        before[k] = now
+    last = values[top] + tally[top]
+    for k in range(top, n):
+        sums[k] += last - before[k]
+        before[k] = last
+
+
+def emit_row(  # type: ignore[no-untyped-def]
+    state, ends, tally, zeros, scratch, before, sums, top, n, largest, offered, ended
+):  # fmt: skip
+    """Unpack the counters of one row and add them to the sums."""
+    for f in range(HISTOGRAM + largest + 1):
+        if f >= HISTOGRAM:
+            source, shift, mask = BINS + ((f - HISTOGRAM) >> 3) * WIDTH, 8 * ((f - HISTOGRAM) & 7), 255
+        elif f == TOKENS:
+            source, shift, mask = WORD, 0, (1 << AT_RELAXED) - 1
+        elif f == RELAXED:
+            source, shift, mask = WORD, AT_RELAXED, MAX_RELAXED
+        elif f != DRAFTED:
+            source, shift, mask = WORD, AT_GATE + 8 * (f - BY_GATE), 255
+        if f == DRAFTED:
+            for k in range(top + 1):
+                scratch[k] = ends[SEEN + k] if ended else offered
+        else:
+            packed = state[source : source + WIDTH]
+            for k in range(top + 1):
+                scratch[k] = (packed[k] >> shift) & mask
+        if f == EXACT:
+            for k in range(top + 1):
+                scratch[k] = 1 if scratch[k] + tally[EXACT, k] == 0 else 0
+        emit(scratch, zeros if f in (EXACT, DRAFTED) else tally[f], before[f], sums[f], top, n)
+
+
+def walk_lanes(  # type: ignore[no-untyped-def]
+    r_lo, r_hi, g_lo, g_hi, budgets, gates, caps, cap_most, gate_from, limit, path_ptr, path_step, plain,
+    drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens, edge_word, largest,
+    sums, spent_of, row_of,
+):  # fmt: skip
+    """Walk requests ``r_lo .. r_hi - 1`` under the gates ``g_lo .. g_hi - 1``, all caps and all budgets.
+
+    Parameters
+    ----------
+    budgets, gates, caps : float64
+        Ascending; at most ``WIDTH`` budgets.
+    cap_most : int64 (caps,)
+        Relaxed tokens that each cap allows in a block, K at most.
+    gate_from : int32 (m,)
+        Index of the first gate that lets this mismatch and those before it in its block pass.
+    plain : bool (S,)
+        Steps of which no outcome ends the request.
+    mm_before, mm_charge : float64 (m,)
+        Block charge without and with a mismatch, all before it accepted.
+    edge_word : int64 (S + m,)
+        Counters of an edge, packed, without who refused.
+    largest : int
+        K.
+    sums : int32 (g_hi - g_lo, caps, HISTOGRAM + K + 1, budgets), out
+        Sums over requests, as differences to the gate before.
+    spent_of : float64 (R, g_hi - g_lo, caps, budgets), out
+        Ledgers, at the first gate of each run of gates that do the same.
+    row_of : int32 (R, g_hi - g_lo), out
+        That first gate, counted from ``g_lo``.
+    """
+    n, num_caps, figures, words = budgets.shape[0], caps.shape[0], HISTOGRAM + largest + 1, largest // 8 + 1
+    ledger = np.zeros(LEDGER_ROWS * WIDTH, np.float64)
+    state = np.zeros((1 + words) * WIDTH, np.int64)
+    ends = np.zeros(7 * WIDTH, np.int64)
+    tally = np.zeros((figures, WIDTH), np.int32)
+    scratch, zeros = np.zeros(WIDTH, np.int32), np.zeros(WIDTH, np.int32)
+    base_bins = np.zeros(words, np.int64)
+    gate_before = np.zeros((num_caps, figures, WIDTH), np.int32)
+    passing = np.zeros(path_step.shape[0] + 1, np.int64)
+    changes = np.zeros(gates.shape[0] + 1, np.bool_)
+    for b in range(n):
+        ledger[BUDGETS + b] = budgets[b]
+    for one in range(r_lo, r_hi):
+        p_lo, p_hi = path_ptr[one], path_ptr[one + 1]
+        changes[:] = False
+        for p in range(p_lo, p_hi):
+            for j in range(mm_ptr[path_step[p]], mm_ptr[path_step[p] + 1]):
+                changes[gate_from[j]] = True
+        gate_before[:] = 0
+        row = 0
+        top, offered, aside = 0, 0, False
+        safe = p_lo
+        for g in range(g_lo, g_hi):
+            if g == g_lo or changes[g]:
+                row = g - g_lo
+            row_of[one, g - g_lo] = row
+            if row != g - g_lo:
+                continue
+            longest, tokens, safe = 0, 0, -1
+            for p in range(p_lo, p_hi):
+                step = path_step[p]
+                count = 0
+                for j in range(mm_ptr[step], mm_ptr[step + 1]):
+                    count += 1 if gate_from[j] <= g else 0  # ascending within a step
+                passing[p - p_lo] = count
+                longest = max(longest, count)
+                if safe < 0 and not (plain[step] and tokens + drafted[step] + 1 < limit[one]):
+                    safe = p
+                tokens += edge_tokens[mm_ptr[step] + step + count]
+            safe = p_hi if safe < 0 else safe
+            for c in range(num_caps):
+                if c == 0 or cap_most[c - 1] < longest:  # else the cap below this one never bound: the same walk
+                    if aside:
+                        tally[:] = 0
+                    top, offered, aside = walk_row(
+                        ledger, state, ends, tally, base_bins, n, g, gates[g], caps[c], cap_most[c], gate_from, passing,
+                        path_step, p_lo, safe, p_hi, limit[one], drafted, mm_ptr, mm_pos, mm_score, mm_before,
+                        mm_charge, edge_next, edge_accepted, edge_tokens, edge_word, largest,
+                    )  # fmt: skip
+                spent_row = spent_of[one, row, c]
+                for b in range(top):
+                    spent_row[b] = ledger[SPENT + b]
+                spent = ledger[SPENT + top]
+                for b in range(top, n):
+                    spent_row[b] = spent
+                emit_row(
+                    state, ends, tally, zeros, scratch, gate_before[c], sums[row, c], top, n, largest, offered,
+                    safe < p_hi,
+                )  # fmt: skip
+
+
+def store(sums, at, paired, counts, histogram, exact, same):  # type: ignore[no-untyped-def]
+    """Write the sums of a tile to where its settings stand: ``at`` int64 (gates, caps, budgets).
+
+    Makes sums of the differences along the gates first, in place. The other arrays as in
+    :class:`asdsim.walk.product.Sums`.
+    """
+    num_gates, num_caps, num_budgets = at.shape
+    figures = sums.shape[2]
+    for g in range(1, num_gates):
+        for c in range(num_caps):
+            for f in range(figures):
+                for b in range(num_budgets):
+                    sums[g, c, f, b] += sums[g - 1, c, f, b]
+    # In blocks, so that neither side jumps through memory: a grid runs over its caps first, a tile over its budgets.
+    for b_lo in range(0, num_budgets, 16):
+        for g in range(num_gates):
+            for b in range(b_lo, min(b_lo + 16, num_budgets)):
+                for c in range(num_caps):
+                    setting = at[g, c, b]
+                    steps, accepted = 0, 0
+                    for a in range(figures - HISTOGRAM):
+                        number = sums[g, c, HISTOGRAM + a, b]
+                        histogram[setting, a] += number
+                        steps += number
+                        accepted += a * number
+                    counts[STEPS, setting] += steps
+                    counts[ACCEPTED, setting] += accepted
+                    counts[OF_DRAFTED, setting] += sums[g, c, DRAFTED, b]
+                    counts[OF_TOKENS, setting] += sums[g, c, TOKENS, b]
+                    counts[OF_RELAXED, setting] += sums[g, c, RELAXED, b]
+                    counts[OF_GATE, setting] += sums[g, c, BY_GATE, b]
+                    counts[OF_BUDGET, setting] += sums[g, c, BY_BUDGET, b]
+                    counts[OF_CAP, setting] += sums[g, c, BY_CAP, b]
+                    exact[setting] += sums[g, c, EXACT, b]
+                    if paired:
+                        same[0, setting] += steps
+                        same[1, setting] += sums[g, c, TOKENS, b]
+
+
+HELPERS = (
+    accept_one, accept_two, accept_one_of_two, accept_next, refuse, move_bin, begin_block, settle_all, put_aside,
+    leave_top, careful_step, walk_row, emit, emit_row,
+)  # fmt: skip
+
+
+@cache
+def kernel(semantics: str) -> Any:
+    """Return ``walk_lanes`` compiled for one semantics."""
+    import numba
+
+    names = {"judge": helper(rule.JUDGES[semantics]), "settle": compiled_settle(semantics)}
+    for function in HELPERS:
+        names[function.__name__] = helper(named(rule.bind(function, **names), semantics))
+    return compile_cached(numba.njit, named(rule.bind(walk_lanes, **names), semantics), nogil=True)
+
+
+@cache
+def store_kernel() -> Any:
+    """Return ``store`` compiled."""
+    import numba
+
+    return compile_cached(numba.njit, named(rule.bind(store), "all"), nogil=True, _nrt=False)
+
+
+def python_kernel(semantics: str) -> Any:
+    """Return the same sources as plain Python, for tests."""
+    names = {"judge": rule.JUDGES[semantics], "settle": rule.settle_of(semantics)}
+    for function in HELPERS:
+        names[function.__name__] = rule.bind(function, **names)
+    return rule.bind(walk_lanes, **names)
