@@ -52,10 +52,10 @@ MAX_STEPS, MAX_RELAXED = (1 << 8) - 1, (1 << 12) - 1
 # Where the rows of a lane's state begin. Floats: its budget, its ledger now and at the start of the block.
 BUDGETS, SPENT, START = 0, WIDTH, 2 * WIDTH
 LEDGER_ROWS = 3
-# Integers: its counters (the bins take one row a word); near the end of its request also whether that goes on (-1 or
-# 0), what is left under the token limit, tokens drafted, and the outcome that it stands in.
-WORD, BINS = 0, WIDTH
-LIVE, ROOM, SEEN, ALIVE, TAKEN, TAKEN_TOKENS, TAKEN_NEXT = (row * WIDTH for row in range(7))
+# Integers: its counters; near the end of its request whether that goes on (-1 or 0), what is left under the token
+# limit, tokens drafted; whether it accepted all so far in this block, the outcome that it stands in; the histogram, a
+# row for each word; and counters put aside before a field runs over, a row for each figure.
+WORD, LIVE, ROOM, SEEN, ALIVE, TAKEN, TAKEN_TOKENS, TAKEN_NEXT, BINS = (row * WIDTH for row in range(9))
 
 
 def accept_one(ledger, state, num, score, charge, gate, cap, move, shift):  # type: ignore[no-untyped-def]
@@ -95,38 +95,45 @@ def accept_one_of_two(  # type: ignore[no-untyped-def]
         state[BINS + k] += shift if ok else 0
 
 
-def accept_next(ledger, state, ends, num, score, before, charge, count, gate, cap, move):  # type: ignore[no-untyped-def]
+def accept_next(ledger, state, num, score, before, charge, count, gate, cap, move):  # type: ignore[no-untyped-def]
     """Let each lane that is alive decide about a mismatch of a longer block."""
     for k in range(num):
-        ok = (ends[ALIVE + k] != 0) & (
+        ok = (state[ALIVE + k] != 0) & (
             judge(score, before, charge, count, ledger[START + k], ledger[BUDGETS + k], gate, cap) == ACCEPT
         )
         ledger[SPENT + k] = settle(ledger[START + k], charge) if ok else ledger[SPENT + k]
         state[WORD + k] += move if ok else 0
-        ends[ALIVE + k] = -1 if ok else 0
+        state[ALIVE + k] = -1 if ok else 0
 
 
-def refuse(ledger, state, ends, num, score, before, charge, count, gate, cap, capped):  # type: ignore[no-untyped-def]
+def refuse(ledger, state, num, score, before, charge, count, gate, cap, capped):  # type: ignore[no-untyped-def]
     """Add ``capped`` where a mismatch that the cap forbids is within the budget."""
     for k in range(num):
         verdict = judge(score, before, charge, count, ledger[START + k], ledger[BUDGETS + k], gate, cap)
-        state[WORD + k] += ends[ALIVE + k] & (0 if verdict == BUDGET else capped)
+        state[WORD + k] += state[ALIVE + k] & (0 if verdict == BUDGET else capped)
 
 
-def move_bin(state, ends, num, accepted, sign):  # type: ignore[no-untyped-def]
+def move_bin(state, num, accepted, sign):  # type: ignore[no-untyped-def]
     """Add one (``sign`` 1) or take one (-1) at ``accepted`` in the histogram of each lane that is alive."""
     row = BINS + (accepted >> 3) * WIDTH
     bins = state[row : row + WIDTH]  # a view: its indices are known not to be negative
     one = sign << (8 * (accepted & 7))
     for k in range(num):
-        bins[k] += ends[ALIVE + k] & one
+        bins[k] += state[ALIVE + k] & one
 
 
-def begin_block(ledger, ends, num):  # type: ignore[no-untyped-def]
+def begin_block(ledger, state, num):  # type: ignore[no-untyped-def]
     """Note the ledgers at the start of a block; all lanes are alive."""
     for k in range(num):
         ledger[START + k] = ledger[SPENT + k]
-        ends[ALIVE + k] = -1
+        state[ALIVE + k] = -1
+
+
+def clear(values):  # type: ignore[no-untyped-def]
+    """Set all to zero."""
+    for i in range(values.shape[0]):
+        for k in range(values.shape[1]):
+            values[i, k] = 0
 
 
 def settle_all(state, base, base_bins, num):  # type: ignore[no-untyped-def]
@@ -141,23 +148,35 @@ def settle_all(state, base, base_bins, num):  # type: ignore[no-untyped-def]
         base_bins[w] = 0
 
 
-def put_aside(state, tally, num, largest):  # type: ignore[no-untyped-def]
-    """Add the packed counters of ``num`` lanes to ``tally`` and clear them, before a field runs over."""
+def put_aside(state, num, largest):  # type: ignore[no-untyped-def]
+    """Add the packed counters of ``num`` lanes to the rows behind the bins and clear them, before a field runs over."""
+    words = largest // 8 + 1
+    tally = BINS + words * WIDTH
     for k in range(num):
         word = state[WORD + k]
-        tally[TOKENS, k] += word & ((1 << AT_RELAXED) - 1)
-        tally[RELAXED, k] += (word >> AT_RELAXED) & MAX_RELAXED
+        state[tally + TOKENS * WIDTH + k] += word & ((1 << AT_RELAXED) - 1)
+        state[tally + RELAXED * WIDTH + k] += (word >> AT_RELAXED) & MAX_RELAXED
         for f in range(4):
-            tally[BY_GATE + f, k] += (word >> (AT_GATE + 8 * f)) & 255
+            state[tally + (BY_GATE + f) * WIDTH + k] += (word >> (AT_GATE + 8 * f)) & 255
         state[WORD + k] = 0
         for a in range(largest + 1):
-            tally[HISTOGRAM + a, k] += (state[BINS + (a >> 3) * WIDTH + k] >> (8 * (a & 7))) & 255
-        for w in range(largest // 8 + 1):
+            number = (state[BINS + (a >> 3) * WIDTH + k] >> (8 * (a & 7))) & 255
+            state[tally + (HISTOGRAM + a) * WIDTH + k] += number
+        for w in range(words):
             state[BINS + w * WIDTH + k] = 0
 
 
+def fill(state, top, to):  # type: ignore[no-untyped-def]
+    """Copy lane ``top`` to the lanes above it up to ``to``."""
+    for row in range(state.shape[0] // WIDTH):
+        value = state[row * WIDTH + top]
+        of_row = state[row * WIDTH : (row + 1) * WIDTH]
+        for k in range(top + 1, to + 1):
+            of_row[k] = value
+
+
 def leave_top(  # type: ignore[no-untyped-def]
-    ledger, state, ends, tally, top, n, lo, hi, room, mm_pos, mm_score, mm_before, mm_charge, gate, cap, careful, aside
+    ledger, state, top, n, lo, hi, room, mm_pos, mm_score, mm_before, mm_charge, gate, cap
 ):  # fmt: skip
     """Take the lowest budgets out of the top lane where a mismatch of this block is too dear for them.
 
@@ -165,44 +184,25 @@ def leave_top(  # type: ignore[no-untyped-def]
     block along. Returns the new top lane.
     """
     spent = ledger[SPENT + top]
-    to = top
-    for j in range(lo, hi):
-        if to == n - 1 or mm_pos[j] >= room:
-            break
-        verdict = BUDGET
-        while verdict == BUDGET:
-            verdict = judge(
-                mm_score[j], mm_before[j], mm_charge[j], j - lo + 1, spent, ledger[BUDGETS + to], gate, cap
-            )  # fmt: skip
-            if verdict == BUDGET:
-                if to == n - 1:
-                    break
-                to = min(to + PEEL, n - 1)
-        if verdict != ACCEPT:
+    to, j = top, lo
+    while j < hi and to < n - 1 and mm_pos[j] < room:
+        verdict = judge(mm_score[j], mm_before[j], mm_charge[j], j - lo + 1, spent, ledger[BUDGETS + to], gate, cap)
+        if verdict == BUDGET:
+            to = min(to + PEEL, n - 1)
+        elif verdict == ACCEPT:
+            j += 1
+        else:
             break
     if to == top:
         return top
     for k in range(top + 1, to + 1):
         ledger[SPENT + k] = spent
-    for row in range(state.shape[0] // WIDTH):
-        number = state[row * WIDTH + top]
-        of_row = state[row * WIDTH : (row + 1) * WIDTH]
-        for k in range(top + 1, to + 1):
-            of_row[k] = number
-    if careful:
-        for k in range(top + 1, to + 1):
-            ends[LIVE + k] = ends[LIVE + top]
-            ends[ROOM + k] = ends[ROOM + top]
-            ends[SEEN + k] = ends[SEEN + top]
-    if aside:
-        for f in range(tally.shape[0]):
-            for k in range(top + 1, to + 1):
-                tally[f, k] = tally[f, top]
+    fill(state, top, to)
     return to
 
 
 def careful_step(  # type: ignore[no-untyped-def]
-    ledger, state, ends, num, step, g, gate, cap, gate_from, largest,
+    ledger, state, num, step, g, gate, cap, gate_from, largest,
     drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens,
 ):  # fmt: skip
     """Walk one step that may end a lane, at the token limit or at an end of sequence."""
@@ -211,11 +211,11 @@ def careful_step(  # type: ignore[no-untyped-def]
     accepted, tokens, after = edge_accepted[edge], edge_tokens[edge], min(edge_next[edge], 0)
     for k in range(num):
         ledger[START + k] = ledger[SPENT + k]
-        ends[ALIVE + k] = ends[LIVE + k]
+        state[ALIVE + k] = state[LIVE + k]
     for k in range(num):
-        ends[TAKEN + k] = accepted
-        ends[TAKEN_TOKENS + k] = tokens
-        ends[TAKEN_NEXT + k] = after
+        state[TAKEN + k] = accepted
+        state[TAKEN_TOKENS + k] = tokens
+        state[TAKEN_NEXT + k] = after
     for j in range(lo, hi):
         count = j - lo + 1
         position, score, before, charge = mm_pos[j], mm_score[j], mm_before[j], mm_charge[j]
@@ -225,38 +225,38 @@ def careful_step(  # type: ignore[no-untyped-def]
             min(edge_next[edge + count], 0),
         )
         for k in range(num):
-            reached = ends[ALIVE + k] if position < ends[ROOM + k] else 0
+            reached = state[ALIVE + k] if position < state[ROOM + k] else 0
             verdict = judge(score, before, charge, count, ledger[START + k], ledger[BUDGETS + k], gate, cap)
             field = 1 << AT_GATE if verdict == GATE else (1 << AT_BUDGET if verdict == BUDGET else 1 << AT_CAP)
             field = 1 << AT_RELAXED if verdict == ACCEPT else field
             state[WORD + k] += reached & field
-            ends[ALIVE + k] = reached if verdict == ACCEPT else 0
+            state[ALIVE + k] = reached if verdict == ACCEPT else 0
         for k in range(num):
-            ok = ends[ALIVE + k] != 0
+            ok = state[ALIVE + k] != 0
             ledger[SPENT + k] = settle(ledger[START + k], charge) if ok else ledger[SPENT + k]
-            ends[TAKEN + k] = accepted if ok else ends[TAKEN + k]
-            ends[TAKEN_TOKENS + k] = tokens if ok else ends[TAKEN_TOKENS + k]
-            ends[TAKEN_NEXT + k] = after if ok else ends[TAKEN_NEXT + k]
+            state[TAKEN + k] = accepted if ok else state[TAKEN + k]
+            state[TAKEN_TOKENS + k] = tokens if ok else state[TAKEN_TOKENS + k]
+            state[TAKEN_NEXT + k] = after if ok else state[TAKEN_NEXT + k]
         if gate_from[j] > g:
             break
     for w in range(largest // 8 + 1):
         bins = state[BINS + w * WIDTH : BINS + (w + 1) * WIDTH]
         for k in range(num):
-            took = min(ends[TAKEN + k], ends[ROOM + k])
-            bins[k] += ends[LIVE + k] & (1 << (8 * (took & 7)) if took >> 3 == w else 0)
+            took = min(state[TAKEN + k], state[ROOM + k])
+            bins[k] += state[LIVE + k] & (1 << (8 * (took & 7)) if took >> 3 == w else 0)
     offered = drafted[step]
     for k in range(num):
-        live, room, then = ends[LIVE + k], ends[ROOM + k], ends[TAKEN_NEXT + k]
-        got = min(ends[TAKEN_TOKENS + k], room)
+        live, room, then = state[LIVE + k], state[ROOM + k], state[TAKEN_NEXT + k]
+        got = min(state[TAKEN_TOKENS + k], room)
         goes_on = (got < room) & (then != -1)
         state[WORD + k] += live & (got + (1 << AT_LEFT if goes_on & (then == -2) else 0))
-        ends[SEEN + k] += live & offered
-        ends[ROOM + k] = room - got
-        ends[LIVE + k] = live if goes_on else 0
+        state[SEEN + k] += live & offered
+        state[ROOM + k] = room - got
+        state[LIVE + k] = live if goes_on else 0
 
 
 def walk_row(  # type: ignore[no-untyped-def]
-    ledger, state, ends, tally, base_bins, n, g, gate, cap, most, gate_from, passing, path_step, p_lo, safe, p_hi,
+    ledger, state, base_bins, n, g, gate, cap, most, gate_from, passing, path_step, p_lo, safe, p_hi,
     limit, drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens, edge_word,
     largest,
 ):  # fmt: skip
@@ -264,7 +264,7 @@ def walk_row(  # type: ignore[no-untyped-def]
 
     ``most`` is the number of relaxed tokens that the cap allows in a block; before ``safe`` no lane can end.
     Returns (top, drafted, aside): the lane that stands for all budgets from its own on, the tokens drafted before
-    ``safe``, and whether ``tally`` holds counters.
+    ``safe``, and whether counters were put aside.
     """
     period = min(MAX_STEPS, MAX_RELAXED // (largest + 1))
     for row in range(state.shape[0] // WIDTH):
@@ -277,7 +277,7 @@ def walk_row(  # type: ignore[no-untyped-def]
         if since == period:
             aside = True
             settle_all(state, base, base_bins, top + 1)
-            put_aside(state, tally, top + 1, largest)
+            put_aside(state, top + 1, largest)
             base, since = 0, 0
         since += 1
         lo, hi = mm_ptr[step], mm_ptr[step + 1]
@@ -302,8 +302,8 @@ def walk_row(  # type: ignore[no-untyped-def]
                 )  # fmt: skip
                 if verdict == BUDGET:
                     top = leave_top(
-                        ledger, state, ends, tally, top, n, lo, lo + within, largest + 1,
-                        mm_pos, mm_score, mm_before, mm_charge, gate, cap, False, aside,
+                        ledger, state, top, n, lo, lo + within, largest + 1,
+                        mm_pos, mm_score, mm_before, mm_charge, gate, cap,
                     )  # fmt: skip
                 if verdict != ACCEPT:
                     break
@@ -328,93 +328,93 @@ def walk_row(  # type: ignore[no-untyped-def]
                 (1 << (8 * edge_accepted[edge + 2])) - (1 << (8 * becomes)),
             )  # fmt: skip
         else:
-            begin_block(ledger, ends, num)
+            begin_block(ledger, state, num)
             for i in range(count):
                 move = edge_word[edge + i + 1] - edge_word[edge + i]
                 move += last - (1 << AT_BUDGET) if i == count - 1 else 0
                 accept_next(
-                    ledger, state, ends, num, mm_score[lo + i], mm_before[lo + i], mm_charge[lo + i], i + 1, gate, cap,
+                    ledger, state, num, mm_score[lo + i], mm_before[lo + i], mm_charge[lo + i], i + 1, gate, cap,
                     move,
                 )  # fmt: skip
-                move_bin(state, ends, num, edge_accepted[edge + i], -1)
-                move_bin(state, ends, num, edge_accepted[edge + i + 1], 1)
+                move_bin(state, num, edge_accepted[edge + i], -1)
+                move_bin(state, num, edge_accepted[edge + i + 1], 1)
             if count < within:
                 refuse(
-                    ledger, state, ends, num, mm_score[lo + count], mm_before[lo + count], mm_charge[lo + count],
+                    ledger, state, num, mm_score[lo + count], mm_before[lo + count], mm_charge[lo + count],
                     count + 1, gate, cap, (1 << AT_CAP) - (1 << AT_BUDGET),
                 )  # fmt: skip
     settle_all(state, base, base_bins, top + 1)
     if safe < p_hi:
         for k in range(top + 1):
-            ends[ROOM + k] = limit - (state[WORD + k] & ((1 << AT_RELAXED) - 1))
-            ends[SEEN + k] = offered
-            ends[LIVE + k] = -1
+            state[ROOM + k] = limit - (state[WORD + k] & ((1 << AT_RELAXED) - 1))
+            state[SEEN + k] = offered
+            state[LIVE + k] = -1
         if aside:
             for k in range(top + 1):
-                ends[ROOM + k] -= tally[TOKENS, k]
+                state[ROOM + k] -= state[BINS + (largest // 8 + 1 + TOKENS) * WIDTH + k]
     for p in range(safe, p_hi):
         if since == period:
             aside = True
-            put_aside(state, tally, top + 1, largest)
+            put_aside(state, top + 1, largest)
             since = 0
         since += 1
         step = path_step[p]
-        if top < n - 1 and ends[LIVE + top] != 0:
+        if top < n - 1 and state[LIVE + top] != 0:
             top = leave_top(
-                ledger, state, ends, tally, top, n, mm_ptr[step], mm_ptr[step + 1], ends[ROOM + top],
-                mm_pos, mm_score, mm_before, mm_charge, gate, cap, True, aside,
+                ledger, state, top, n, mm_ptr[step], mm_ptr[step + 1], state[ROOM + top],
+                mm_pos, mm_score, mm_before, mm_charge, gate, cap,
             )  # fmt: skip
         careful_step(
-            ledger, state, ends, top + 1, step, g, gate, cap, gate_from, largest,
+            ledger, state, top + 1, step, g, gate, cap, gate_from, largest,
             drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens,
         )  # fmt: skip
     if aside:
-        put_aside(state, tally, top + 1, largest)
+        put_aside(state, top + 1, largest)
     return top, offered, aside
 
 
-def emit(values, tally, before, sums, top, n):  # type: ignore[no-untyped-def]
+def emit(values, before, sums, top, n):  # type: ignore[no-untyped-def]
     """Add one figure of all lanes to its sums, as the difference to the gate before."""
     for k in range(top):
-        now = values[k] + tally[k]
+        now = values[k]
         sums[k] += now - before[k]
         before[k] = now
-    last = values[top] + tally[top]
+    last = values[top]
     for k in range(top, n):
         sums[k] += last - before[k]
         before[k] = last
 
 
-def emit_row(  # type: ignore[no-untyped-def]
-    state, ends, tally, zeros, scratch, before, sums, top, n, largest, offered, ended
-):  # fmt: skip
+def emit_row(state, values, before, sums, top, n, largest, offered, ended, aside):  # type: ignore[no-untyped-def]
     """Unpack the counters of one row and add them to the sums."""
+    tally = BINS + (largest // 8 + 1) * WIDTH
     for f in range(HISTOGRAM + largest + 1):
+        source, shift, mask = WORD, AT_GATE + 8 * (f - BY_GATE), 255
         if f >= HISTOGRAM:
-            source, shift, mask = BINS + ((f - HISTOGRAM) >> 3) * WIDTH, 8 * ((f - HISTOGRAM) & 7), 255
+            source, shift = BINS + ((f - HISTOGRAM) >> 3) * WIDTH, 8 * ((f - HISTOGRAM) & 7)
         elif f == TOKENS:
-            source, shift, mask = WORD, 0, (1 << AT_RELAXED) - 1
+            shift, mask = 0, (1 << AT_RELAXED) - 1
         elif f == RELAXED:
-            source, shift, mask = WORD, AT_RELAXED, MAX_RELAXED
-        elif f != DRAFTED:
-            source, shift, mask = WORD, AT_GATE + 8 * (f - BY_GATE), 255
+            shift, mask = AT_RELAXED, MAX_RELAXED
         if f == DRAFTED:
             for k in range(top + 1):
-                scratch[k] = ends[SEEN + k] if ended else offered
+                values[k] = state[SEEN + k] if ended else offered
         else:
-            packed = state[source : source + WIDTH]
+            packed, more = state[source : source + WIDTH], state[tally + f * WIDTH : tally + (f + 1) * WIDTH]
             for k in range(top + 1):
-                scratch[k] = (packed[k] >> shift) & mask
+                values[k] = (packed[k] >> shift) & mask
+            for k in range(top + 1 if aside else 0):
+                values[k] += more[k]
         if f == EXACT:
             for k in range(top + 1):
-                scratch[k] = 1 if scratch[k] + tally[EXACT, k] == 0 else 0
-        emit(scratch, zeros if f in (EXACT, DRAFTED) else tally[f], before[f], sums[f], top, n)
+                values[k] = 1 if values[k] == 0 else 0
+        emit(values, before[f], sums[f], top, n)
 
 
 def walk_lanes(  # type: ignore[no-untyped-def]
     r_lo, r_hi, g_lo, g_hi, budgets, gates, caps, cap_most, gate_from, limit, path_ptr, path_step, plain,
     drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens, edge_word, largest,
-    sums, spent_of, row_of,
+    ledger, state, values, base_bins, gate_before, passing, changes, sums, spent_of, row_of,
 ):  # fmt: skip
     """Walk requests ``r_lo .. r_hi - 1`` under the gates ``g_lo .. g_hi - 1``, all caps and all budgets.
 
@@ -434,6 +434,8 @@ def walk_lanes(  # type: ignore[no-untyped-def]
         Counters of an edge, packed, without who refused.
     largest : int
         K.
+    ledger .. changes
+        See :func:`scratch`.
     sums : int32 (g_hi - g_lo, caps, HISTOGRAM + K + 1, budgets), out
         Sums over requests, as differences to the gate before.
     spent_of : float64 (R, g_hi - g_lo, caps, budgets), out
@@ -441,27 +443,21 @@ def walk_lanes(  # type: ignore[no-untyped-def]
     row_of : int32 (R, g_hi - g_lo), out
         That first gate, counted from ``g_lo``.
     """
-    n, num_caps, figures, words = budgets.shape[0], caps.shape[0], HISTOGRAM + largest + 1, largest // 8 + 1
-    ledger = np.zeros(LEDGER_ROWS * WIDTH, np.float64)
-    state = np.zeros((1 + words) * WIDTH, np.int64)
-    ends = np.zeros(7 * WIDTH, np.int64)
-    tally = np.zeros((figures, WIDTH), np.int32)
-    scratch, zeros = np.zeros(WIDTH, np.int32), np.zeros(WIDTH, np.int32)
-    base_bins = np.zeros(words, np.int64)
-    gate_before = np.zeros((num_caps, figures, WIDTH), np.int32)
-    passing = np.zeros(path_step.shape[0] + 1, np.int64)
-    changes = np.zeros(gates.shape[0] + 1, np.bool_)
+    n, num_caps = budgets.shape[0], caps.shape[0]
+    aside = False
     for b in range(n):
         ledger[BUDGETS + b] = budgets[b]
     for one in range(r_lo, r_hi):
         p_lo, p_hi = path_ptr[one], path_ptr[one + 1]
-        changes[:] = False
+        for g in range(changes.shape[0]):
+            changes[g] = False
         for p in range(p_lo, p_hi):
             for j in range(mm_ptr[path_step[p]], mm_ptr[path_step[p] + 1]):
                 changes[gate_from[j]] = True
-        gate_before[:] = 0
+        for c in range(num_caps):
+            clear(gate_before[c])
         row = 0
-        top, offered, aside = 0, 0, False
+        top, offered = 0, 0
         safe = p_lo
         for g in range(g_lo, g_hi):
             if g == g_lo or changes[g]:
@@ -483,10 +479,8 @@ def walk_lanes(  # type: ignore[no-untyped-def]
             safe = p_hi if safe < 0 else safe
             for c in range(num_caps):
                 if c == 0 or cap_most[c - 1] < longest:  # else the cap below this one never bound: the same walk
-                    if aside:
-                        tally[:] = 0
                     top, offered, aside = walk_row(
-                        ledger, state, ends, tally, base_bins, n, g, gates[g], caps[c], cap_most[c], gate_from, passing,
+                        ledger, state, base_bins, n, g, gates[g], caps[c], cap_most[c], gate_from, passing,
                         path_step, p_lo, safe, p_hi, limit[one], drafted, mm_ptr, mm_pos, mm_score, mm_before,
                         mm_charge, edge_next, edge_accepted, edge_tokens, edge_word, largest,
                     )  # fmt: skip
@@ -497,8 +491,7 @@ def walk_lanes(  # type: ignore[no-untyped-def]
                 for b in range(top, n):
                     spent_row[b] = spent
                 emit_row(
-                    state, ends, tally, zeros, scratch, gate_before[c], sums[row, c], top, n, largest, offered,
-                    safe < p_hi,
+                    state, values, gate_before[c], sums[row, c], top, n, largest, offered, safe < p_hi, aside
                 )  # fmt: skip
 
 
@@ -541,9 +534,23 @@ def store(sums, at, paired, counts, histogram, exact, same):  # type: ignore[no-
                         same[1, setting] += sums[g, c, TOKENS, b]
 
 
+def scratch(gates: int, caps: int, largest: int, longest: int) -> tuple[Any, ...]:
+    """Return what ``walk_lanes`` works in, for a number of gates and caps, a largest K and a longest captured path."""
+    figures, words = HISTOGRAM + largest + 1, largest // 8 + 1
+    return (
+        np.zeros(LEDGER_ROWS * WIDTH),
+        np.zeros(BINS + (words + figures) * WIDTH, np.int64),
+        np.zeros(WIDTH, np.int32),
+        np.zeros(words, np.int64),
+        np.zeros((caps, figures, WIDTH), np.int32),
+        np.zeros(longest, np.int64),
+        np.zeros(gates + 1, np.bool_),
+    )
+
+
 HELPERS = (
     accept_one, accept_two, accept_one_of_two, accept_next, refuse, move_bin, begin_block, settle_all, put_aside,
-    leave_top, careful_step, walk_row, emit, emit_row,
+    fill, clear, leave_top, careful_step, walk_row, emit, emit_row,
 )  # fmt: skip
 
 
@@ -555,7 +562,7 @@ def kernel(semantics: str) -> Any:
     names = {"judge": helper(rule.JUDGES[semantics]), "settle": compiled_settle(semantics)}
     for function in HELPERS:
         names[function.__name__] = helper(named(rule.bind(function, **names), semantics))
-    return compile_cached(numba.njit, named(rule.bind(walk_lanes, **names), semantics), nogil=True)
+    return compile_cached(numba.njit, named(rule.bind(walk_lanes, **names), semantics), nogil=True, _nrt=False)
 
 
 @cache

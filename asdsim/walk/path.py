@@ -58,7 +58,7 @@ def path_of(graph: Graph, policy: Policy, request: int) -> tuple[list[Visit], bo
         )
         edge = lo + step + outcome
         close = float("inf")
-        if policy.budget > 0.0:
+        if policy.budget > 0.0 or policy.semantics.startswith("lightllm"):  # which is never strict
             total = 0.0
             for j in range(lo, min(hi, lo + outcome + 1)):
                 score, regret = float(graph.mm_score[j]), float(graph.mm_charge[j])

@@ -31,6 +31,8 @@ class Prepared:
         Place of a mismatch among those of its step.
     edge_word : int64 (S + m,)
         Counters of an edge as :mod:`asdsim.walk.lanes` packs them.
+    edge_accepted : int64 (S + m,)
+        As in the graph, in the width in which the lanes shift by it.
     plain : bool (S,)
         Steps of which no outcome ends the request.
     in_order : bool
@@ -42,6 +44,7 @@ class Prepared:
     charge: npt.NDArray[np.float64]
     rank: npt.NDArray[np.int64]
     edge_word: npt.NDArray[np.int64]
+    edge_accepted: npt.NDArray[np.int64]
     plain: npt.NDArray[np.bool_]
     in_order: bool
 
@@ -63,7 +66,9 @@ def prepare(graph: Graph) -> Prepared:
     word = graph.edge_tokens + (outcome << AT_RELAXED) + (missing.astype(np.int64) << AT_LEFT)
     ends = np.zeros(steps, bool)
     ends[step_of_edge[graph.edge_next == END]] = True
-    return Prepared(graph, before, charge, rank, word, ~ends, _in_order(graph, step_of_edge))
+    return Prepared(
+        graph, before, charge, rank, word, graph.edge_accepted.astype(np.int64), ~ends, _in_order(graph, step_of_edge)
+    )
 
 
 def _in_order(graph: Graph, step_of_edge: npt.NDArray[np.int64]) -> bool:

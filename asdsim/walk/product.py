@@ -201,14 +201,16 @@ class _Lanes:
         spent_of = np.empty((graph.num_requests, *at.shape))
         row_of = np.zeros((graph.num_requests, height), np.int32)
         paired = self.strict[:, columns.LEFT] == 0
+        longest = int(np.diff(graph.path_ptr).max(initial=1))
+        scratch = lanes.scratch(len(self.axes.gates), num_caps, largest, longest)
         for first, last, counted in _blocks(graph.limit, largest, paired):
             sums = np.zeros((height, num_caps, figures, width), np.int32)
             self.kernel(
                 first, last, tile.gates.start, tile.gates.stop, self.axes.budgets[tile.budgets], self.axes.gates,
                 self.axes.caps, self.cap_most, self.gate_from, graph.limit, graph.path_ptr, graph.path_step,
                 ready.plain, graph.drafted, graph.mm_ptr, graph.mm_pos, graph.mm_score, ready.before, ready.charge,
-                graph.edge_next, graph.edge_accepted, graph.edge_tokens, ready.edge_word, largest,
-                sums, spent_of, row_of,
+                graph.edge_next, ready.edge_accepted, graph.edge_tokens, ready.edge_word, largest,
+                *scratch, sums, spent_of, row_of,
             )  # fmt: skip
             self.store(sums, at, counted, out.counts, out.histogram, out.exact, out.same)
         out.kept[at] = graph.num_requests

@@ -1,0 +1,56 @@
+"""What the vectorised walks and the boxes take for granted of every judge.
+
+They ask the gate once for all budgets, the cap once for all blocks, and cut ranges of settings where an answer turns.
+That is sound where a verdict falls in the order gate, budget, cap, each depends on its own setting alone, and each
+turns once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asdsim.rule import ACCEPT, BUDGET, CAP, GATE, JUDGES
+
+INF = math.inf
+numbers = st.one_of(st.sampled_from([0.0, 1e-9, 0.125, 0.25, 0.5, 1.0, 2.0, INF]), st.floats(0, 20))
+scores = st.one_of(numbers, st.floats(-20, 0), st.just(math.nan))
+caps = st.sampled_from([0.0, 1.0, 2.0, 3.0, 16.0, INF])
+counts = st.integers(1, 17)
+
+
+@pytest.mark.parametrize("semantics", list(JUDGES))
+@given(scores, numbers, numbers, counts, numbers, numbers, numbers, caps, numbers, caps)
+@settings(max_examples=400, deadline=None, derandomize=True)
+def test_a_verdict_falls_in_the_order_gate_budget_cap(
+    semantics, score, before, more, count, spent, budget, gate, cap, other_budget, other_cap
+) -> None:
+    judge = JUDGES[semantics]
+    verdict = judge(score, before, before + more, count, spent, budget, gate, cap)
+    refused_by_gate = judge(score, 0.0, 0.0, 0, 0.0, INF, gate, INF) == GATE
+    assert (verdict == GATE) == refused_by_gate
+    if refused_by_gate:
+        return
+    without_cap = judge(score, before, before + more, count, spent, budget, gate, INF)
+    assert (verdict == BUDGET) == (without_cap == BUDGET)
+    assert (judge(score, before, before + more, count, spent, budget, gate, other_cap) == BUDGET) == (verdict == BUDGET)
+    if verdict != BUDGET:
+        assert (verdict == CAP) == (judge(0.0, 0.0, 0.0, count, 0.0, INF, INF, cap) == CAP)
+        assert verdict in (ACCEPT, CAP)
+    looser = judge(score, before, before + more, count, spent, max(budget, other_budget), gate, cap)
+    if verdict != BUDGET:
+        assert looser == verdict, "what one budget pays for, a larger one does"
+    if judge(score, before, before + more, count, spent, budget, gate, max(cap, other_cap)) == CAP:
+        assert verdict == CAP
+
+
+@pytest.mark.parametrize("semantics", list(JUDGES))
+@given(scores, numbers, numbers)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_a_wider_gate_lets_pass_what_a_narrower_one_does(semantics, score, gate, other) -> None:
+    judge = JUDGES[semantics]
+    if judge(score, 0.0, 0.0, 0, 0.0, INF, min(gate, other), INF) != GATE:
+        assert judge(score, 0.0, 0.0, 0, 0.0, INF, max(gate, other), INF) != GATE

@@ -1,0 +1,221 @@
+"""Sweeps by lanes and by boxes give the figures of the scalar walk, to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asdsim.metrics import masked_quantile
+from asdsim.policy import Grid
+from asdsim.rule import JUDGES
+from asdsim.trace.graph import Graph, build_graph
+from asdsim.trace.memory import MemoryTrace
+from asdsim.walk import product, spread
+from asdsim.walk.axes import axes_of
+from asdsim.walk.prepared import prepare
+from asdsim.walk.sweep import sweep, sweep_graph, walk_grid
+from tests.support.toygraph import toy_requests
+from tests.twins.cases import INF, MODES, cases, grid, random_trace, small_grid
+
+
+def by_pairs(graph: Graph, settings: Grid, mode: str) -> dict[str, np.ndarray]:
+    return sweep(
+        lambda part: walk_grid(graph, part, off_trace=mode, device="cpu"), settings, graph.num_requests, off_trace=mode
+    )
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert list(one) == list(other)
+    for name, left in one.items():
+        right = other[name]
+        assert left.shape == right.shape and left.dtype == right.dtype, name
+        assert np.array_equal(left, right, equal_nan=left.dtype.kind == "f"), name
+
+
+def ways(graph: Graph, mode: str) -> list[str]:
+    return ["boxes", "lanes"] if mode == "recorded" and prepare(graph).in_order else ["boxes"]
+
+
+def check(trace: MemoryTrace, settings: Grid, **options) -> int:
+    graph = build_graph(trace, settings.layout)
+    lanes = 0
+    for mode in MODES:
+        expected = by_pairs(graph, settings, mode)
+        for by in ways(graph, mode):
+            assert_same(expected, sweep_graph(graph, settings, off_trace=mode, device="cpu", by=by, **options))
+            lanes += by == "lanes"
+    return lanes
+
+
+@pytest.mark.parametrize("name", list(cases()))
+def test_every_case(name: str) -> None:
+    check(cases()[name], grid())
+
+
+def test_random_traces() -> None:
+    lanes = sum(check(random_trace(seed), grid()) for seed in range(40))
+    assert lanes >= 8, "too few of these traces can be walked by lanes"
+
+
+def semantics_grid(semantics: str) -> Grid:
+    base, _, scope = semantics.partition(":")
+    made = Grid.product([0, 0.125, 0.5, 1.3, INF], [0, 0.125, INF], [0, 1, INF], base, ledger=scope or "request")
+    assert made.semantics == semantics
+    return made
+
+
+@pytest.mark.parametrize("semantics", ["dspark", "lightllm"])
+def test_semantics_compiled(semantics: str) -> None:
+    """The one whose judge looks at the charge before a mismatch, and the one with a ledger in float32."""
+    for name in ("ties everywhere", "arbitrary floats", "strict path only", "ragged K with 0", "tie"):
+        check(cases()[name], semantics_grid(semantics))
+
+
+@pytest.mark.parametrize("semantics", list(JUDGES))
+def test_semantics_as_python(semantics: str) -> None:
+    for name in ("ties everywhere", "arbitrary floats", "ragged K with 0", "tie"):
+        graph = build_graph(cases()[name], semantics_grid(semantics).layout)
+        for mode in MODES:
+            expected = as_python(graph, semantics_grid(semantics), mode)
+            for by in ways(graph, mode):
+                found = sweep_graph(graph, semantics_grid(semantics), off_trace=mode, device="python", by=by)
+                assert_same(expected, found)
+
+
+def as_python(graph: Graph, settings: Grid, mode: str) -> dict[str, np.ndarray]:
+    return sweep(
+        lambda part: walk_grid(graph, part, off_trace=mode, device="python"),
+        settings,
+        graph.num_requests,
+        off_trace=mode,
+    )
+
+
+def test_corners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "CORNERS_FROM", 0)
+    for name in cases():
+        check(cases()[name], grid())
+
+
+def test_tiles_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = MemoryTrace(toy_requests(7, requests=5, ks=(7,), limit=40, extra=0, grain=0.0, agree=0.7))
+    graph = build_graph(trace)
+    settings = Grid.product("0:6:.25", "0:1:.05", [0, 1, 2, 3, INF])
+    for mode in MODES:
+        for by in ways(graph, mode):
+            whole = sweep_graph(graph, settings, off_trace=mode, device="cpu", by=by, threads=1)
+            assert_same(whole, by_pairs(graph, settings, mode))
+            for size in (1, 5000, 100_000):
+                monkeypatch.setattr(product, "TILE_BYTES", size)
+                for threads in (1, 2, 3):
+                    cut = sweep_graph(graph, settings, off_trace=mode, device="cpu", by=by, threads=threads)
+                    assert_same(whole, cut)
+                monkeypatch.undo()
+
+
+def test_more_budgets_than_one_set_of_lanes() -> None:
+    trace = MemoryTrace(toy_requests(3, requests=3, ks=(7,), limit=60, extra=0, grain=0.0, agree=0.7))
+    settings = Grid.product("0:16:.02", [0.2, 0.6], [1, INF])
+    assert check(trace, settings) == 1
+
+
+@pytest.mark.parametrize(("ks", "vocab"), [((2,), 40), ((16,), 40), ((9, 12), 40)])
+def test_long_requests_overrun_no_counter(ks: tuple[int, ...], vocab: int) -> None:
+    """More steps than a packed counter of 8 bits can count, and histograms of more than one word."""
+    trace = MemoryTrace(
+        toy_requests(5, requests=2, ks=ks, vocab=vocab, limit=700, extra=0, stop="fixed", agree=0.3, grain=0.0)
+    )
+    graph = build_graph(trace)
+    settings = Grid.product([0, 3, 40, 1000, INF], [0.1, 1, INF], [1, 2, INF])
+    assert by_pairs(graph, settings, "recorded")["num_spec_steps"].max() > 2 * 255
+    assert check(trace, settings) == 1
+
+
+def test_sums_beyond_32_bits_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are added up in blocks that cannot run over; with a huge limit every request is a block."""
+    made = toy_requests(9, requests=4, ks=(3,), limit=30, extra=0)
+    trace = MemoryTrace(made)
+    graph = build_graph(trace)
+    limits = np.full(4, 1 << 30, np.int32)
+    assert [block[:2] for block in product._blocks(limits, 3, None)] == [(r, r + 1) for r in range(4)]
+    expected = {mode: by_pairs(graph, grid(), mode) for mode in MODES}
+    monkeypatch.setattr(product, "_blocks", lambda *_: iter([(0, 1, True), (1, 3, True), (3, 4, True)]))
+    for mode in MODES:
+        for by in ways(graph, mode):
+            assert_same(expected[mode], sweep_graph(graph, grid(), off_trace=mode, device="cpu", by=by))
+
+
+def test_a_strict_path_that_was_not_captured() -> None:
+    """The last step of a request is missing: strict matching leaves the trace there, and so does its baseline."""
+    made = toy_requests(21, requests=4, ks=(3,), limit=30, extra=0, agree=0.5)
+    cut = [(record, steps[:-1] if number % 2 else steps) for number, (record, steps) in enumerate(made)]
+    graph = build_graph(MemoryTrace(cut))
+    assert not walk_grid(graph, Grid.product([0], [0], [0]), device="cpu").exact.all()
+    check(MemoryTrace(cut), grid())
+
+
+def test_axes_in_any_order_and_lists_of_settings() -> None:
+    trace = cases()["arbitrary floats"]
+    check(trace, Grid.product([4, 0, 1.3, INF, 0.5], [INF, 0.4, 0], [2, 1]))
+    mixed = Grid.of([grid().policy(index) for index in np.random.default_rng(0).permutation(len(grid()))])
+    assert axes_of(mixed) is not None
+    check(trace, mixed)
+    some = Grid.of([grid().policy(index) for index in (3, 1, 4, 15, 9, 26, 5, 35, 8, 9)])
+    assert axes_of(some) is None
+    check(trace, some)
+    assert axes_of(grid()[:7]) is None
+    check(trace, grid()[:16])
+
+
+def test_auto_takes_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = MemoryTrace(toy_requests(7, requests=2, ks=(4,), extra=0, limit=30))
+    graph = build_graph(trace)
+    taken = []
+    for name in ("_Lanes", "_Boxes"):
+        kind = getattr(product, name)
+        monkeypatch.setattr(product, name, type(name, (kind,), {"tile": _noting(kind.tile, taken, name)}))
+    monkeypatch.setattr("asdsim.walk.sweep.PAIRS_UP_TO", 0)
+    for mode in MODES:
+        assert_same(by_pairs(graph, grid(), mode), sweep_graph(graph, grid(), off_trace=mode, device="cpu"))
+    assert set(taken) == {"_Lanes", "_Boxes"}
+    taken.clear()
+    monkeypatch.setattr("asdsim.walk.sweep.PAIRS_UP_TO", 1 << 60)
+    sweep_graph(graph, grid(), device="cpu")
+    assert not taken
+
+
+def _noting(method, taken, name):  # type: ignore[no-untyped-def]
+    def tile(self, *arguments):  # type: ignore[no-untyped-def]
+        taken.append(name)
+        return method(self, *arguments)
+
+    return tile
+
+
+def test_sources_run_as_python_too() -> None:
+    for name in ("ragged K with 0", "strict path only", "tie", "eos inside a block", "limit inside a block", "K of 0"):
+        graph = build_graph(cases()[name])
+        for mode in MODES:
+            expected = by_pairs(graph, small_grid(), mode)
+            for by in ways(graph, mode):
+                assert_same(expected, sweep_graph(graph, small_grid(), off_trace=mode, device="python", by=by))
+
+
+@pytest.mark.parametrize("requests", [1, 2, 5, 24, 150, 164, 400])
+@pytest.mark.parametrize("absent", [0.0, 0.3, 1.0])
+def test_spread(requests: int, absent: float) -> None:
+    rng = np.random.default_rng(requests)
+    shape = (requests, 3, 2, 37)
+    spent = np.where(rng.random(shape) < 0.5, rng.integers(0, 5, shape) / 4, rng.random(shape) * 8)
+    spent[rng.random(shape) < absent] = -1.0
+    row_of = np.sort(rng.integers(0, 3, (requests, 3)), axis=1).astype(np.int32)
+    total, highest, p95 = (np.zeros(shape[1:]) for _ in range(3))
+    spread.kernel()(spent, row_of, 0.95, total, highest, p95)
+    laid = np.stack([spent[r][row_of[r]] for r in range(requests)], axis=-1)
+    keep = laid >= 0
+    assert np.array_equal(p95, masked_quantile(laid, keep, 0.95), equal_nan=True)
+    expected = np.zeros(shape[1:])
+    for r in range(requests):
+        expected += np.where(keep[..., r], laid[..., r], 0.0)
+    assert np.array_equal(total, expected)
+    assert np.array_equal(highest, np.where(keep.any(-1), laid.max(-1), np.nan), equal_nan=True)
