@@ -33,8 +33,9 @@ def main() -> None:
     models = load_pair(trace.manifest)
     recorder, K = recorder_of(trace.manifest), trace.manifest.num_draft_tokens
     records = trace.request_records()
-    added = np.flatnonzero(trace.column("steps", "wave") == trace.column("steps", "wave").max() // 2)
-    added = added[: options.steps]
+    # Steps not far into their request: the state of live decoding before them has to be built again, step by step.
+    start = trace.column("steps", "start_pos")
+    added = np.flatnonzero((trace.column("steps", "wave") > 0) & (start > 0) & (start < 24))[: options.steps]
     jobs = []
     for row in added.tolist():
         r = int(trace.step_request[row])

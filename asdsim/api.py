@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import UsageError
+from .errors import UsageError, unknown_name
 from .estimate import DRAWS, pooled_graph
 from .layout import DEFAULT, Layout, uniform
 from .metrics import COLUMNS
@@ -25,7 +25,7 @@ from .walk import reference
 from .walk import request as columns
 from .walk.path import path_of
 from .walk.reference_rules import ALLOWS
-from .walk.sweep import Walks, choose_device, off_trace_code, sweep, sweep_graph, walk_grid
+from .walk.sweep import OFF_TRACE, Walks, choose_device, sweep, sweep_graph, walk_grid
 
 if TYPE_CHECKING:
     import polars as pl
@@ -146,8 +146,9 @@ class Result:
         Raises
         ------
         UsageError
-            If that walk left the trace, so that its output is not known.
+            If that walk left the trace, so that its output is not known; on a replay by the oracle.
         """
+        self._need_edges()
         walks = self._all_walks
         if not walks.exact[setting, request]:
             name = self.graph.request_ids[request]
@@ -166,11 +167,14 @@ class Result:
         UsageError
             On a replay by the oracle, which knows no edges.
         """
-        if self.device == "reference":
-            raise UsageError("the reference walk names no outputs", fix="replay on --device cpu or cuda")
+        self._need_edges()
         assert self._walker is not None
         strict = self._walker(Grid.of([STRICT.with_semantics(self.grid.semantics)]))
         return outputs_of(self.trace, self.graph, self.grid, self._all_walks, strict)
+
+    def _need_edges(self) -> None:
+        if self.device == "reference":
+            raise UsageError("the reference walk names no outputs", fix="replay on --device cpu or cuda")
 
     def margin(self, setting: int, request: int) -> float:
         """Return how close one walk passed to a near-tie, in logits.
@@ -178,8 +182,18 @@ class Result:
         The smaller of: the target's smallest gap between its two best tokens over the rows that the walk relied on, and
         the smallest distance of a regret to where the rule's decision would flip. Rounding that moves logits by less
         cannot have changed this walk (the drafter's own near-ties aside, which a trace does not record).
+
+        Raises
+        ------
+        UsageError
+            If the walk left the trace.
         """
-        visits, _ = path_of(self.graph, self.grid.policy(setting), request)
+        visits, exact = path_of(self.graph, self.grid.policy(setting), request)
+        if not exact:
+            raise UsageError(
+                f"the walk of request {self.graph.request_ids[request]} leaves the trace, so its margin is not known",
+                fix="run asdsim cover for this setting",
+            )
         gaps = [min(visit.closeness, float(self.graph.edge_margin[visit.edge])) for visit in visits]
         return min(gaps, default=float("inf"))
 
@@ -327,8 +341,8 @@ def replay_grid(
 
     ``note`` is called with a line for the user where a kernel has to be compiled first.
     """
-    if off_trace != "pooled":
-        off_trace_code(off_trace)
+    if off_trace not in (*OFF_TRACE, "pooled"):
+        raise unknown_name("off-trace mode", str(off_trace), [*OFF_TRACE, "pooled"])
     chosen = choose_device(device)
     source = trace if isinstance(trace, Trace) else load(trace)
     graph = build_graph(source, grid.layout)

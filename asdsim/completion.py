@@ -155,6 +155,11 @@ def cover_with(
         runner: Any = FaithfulRunner(*models, manifest.num_draft_tokens, recorder, trace.steps_of)
     else:
         runner = BatchRunner(*models, manifest.num_draft_tokens, recorder, batch=batch, kv_bytes=kv_bytes)
+    # Said before the first step is added, so that a run that is killed cannot leave it untrue.
+    added_before = bool((trace.column("steps", "wave") > 0).any())
+    pure = faithful and (not added_before or manifest.notes.get("faithful_only") is True)
+    if manifest.notes.get("faithful_only") is not pure:
+        writer.update_manifest(notes={**manifest.notes, "faithful_only": pure})
     progress = cover(
         [(record, trace.steps_of(record.request_id)) for record in trace.request_records()],
         lambda graph: demand_of(graph, [grid]),
@@ -167,7 +172,7 @@ def cover_with(
         report=report,
         build=lambda held: build_graph(held, grid.layout),
     )
-    entry = grid_entry(grid, faithful)
+    entry = grid_entry(grid, pure)
     if progress.complete and entry not in manifest.grids:
         writer.update_manifest(grids=[*manifest.grids, entry])
     return progress

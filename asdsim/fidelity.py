@@ -115,7 +115,9 @@ def measure(
     for name in estimators:
         for figure in FIGURES:
             error = point[name][figure][0] / point["exact"][figure][0] - 1.0
-            drawn = np.abs(spread[name][figure] / spread["exact"][figure] - 1.0)
+            with np.errstate(divide="ignore", invalid="ignore"):  # a draw of requests without steps says nothing
+                drawn = np.abs(spread[name][figure] / spread["exact"][figure] - 1.0)
+            drawn = drawn[np.isfinite(drawn).all(axis=1)]
             low, high = np.quantile(drawn.mean(axis=1), [0.025, 0.975])
             worst_low, worst_high = np.quantile(drawn.max(axis=1), [0.025, 0.975])
             summary.append({
@@ -142,8 +144,9 @@ def _sums(counts: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
 def _figures(totals: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
     """Return ratios of sums over requests, each (draws, settings); ``totals`` is (draws, settings, 4)."""
     steps, accepted, tokens, requests = np.moveaxis(totals, -1, 0)
-    return {
-        "mean_acceptance_length": tokens / steps,
-        "accepted_per_proposal": accepted / steps,
-        "steps_per_request": steps / requests,
-    }
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            "mean_acceptance_length": tokens / steps,
+            "accepted_per_proposal": accepted / steps,
+            "steps_per_request": steps / requests,
+        }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException, InvalidOperation
 from itertools import product
 from typing import Any
 
@@ -18,6 +18,9 @@ from .rule import JUDGES
 from .rules import get_rule
 from .rules.spec import Value
 
+MAX_SETTINGS = 20_000_000
+"""Largest grid."""
+
 MAX_AXIS = 1_000_000
 """Longest list that one range may unfold to."""
 
@@ -26,6 +29,10 @@ def check_value(name: str, value: float) -> None:
     """Refuse a B, g or M that is negative, NaN or (M) not whole."""
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
         raise UsageError(f"{name} must be a number, not {value!r}")
+    try:
+        float(value)
+    except OverflowError:
+        raise UsageError(f"{name} is larger than a float can hold", fix="use inf") from None
     if math.isnan(value):
         raise UsageError(f"{name} is NaN", fix="give a number >= 0, or inf")
     if value < 0:
@@ -157,9 +164,14 @@ def _range(name: str, item: str, pieces: Sequence[str]) -> list[float]:
         raise UsageError(f"{name}: the range {item!r} never ends", fix="give a step > 0")
     if stop < start:
         raise UsageError(f"{name}: the range {item!r} is empty", fix="give stop >= start")
-    count = 1 if start == stop else int((stop - start) / step) + 1
+    try:
+        count = 1 if start == stop else int(min((stop - start) / step, Decimal(MAX_AXIS))) + 1
+    except DecimalException:
+        count = MAX_AXIS + 1
     if count > MAX_AXIS:
-        raise UsageError(f"{name}: the range {item!r} has {count} values", fix=f"at most {MAX_AXIS} are allowed")
+        raise UsageError(
+            f"{name}: the range {item!r} has {MAX_AXIS} values or more", fix="take a larger step or a shorter range"
+        )
     return [float(start + n * step) for n in range(count)]
 
 
@@ -167,6 +179,10 @@ def axis_values(name: str, values: float | str | Iterable[float]) -> list[float]
     """Return an axis given as text, one number, or numbers."""
     if isinstance(values, str):
         return parse_axis(name, values)
+    if isinstance(values, (bytes, dict)):
+        raise UsageError(f"{name} is {type(values).__name__}", fix="give numbers, or text such as '0,2,4'")
+    if isinstance(values, np.ndarray):
+        values = np.atleast_1d(values).ravel()
     items = list(values) if isinstance(values, Iterable) else [values]
     if not items:
         raise UsageError(f"{name} is empty", fix="give at least one value")
@@ -262,6 +278,11 @@ class Grid:
             "g": axis_values("g", g if gate else math.inf),
             "M": axis_values("M", M),
         }
+        size = math.prod(len(axis) for axis in axes.values())
+        if size > MAX_SETTINGS:
+            raise UsageError(
+                f"the grid has {size} settings", fix=f"at most {MAX_SETTINGS} are allowed; use larger steps"
+            )
         budget, limit, cap = (axis.ravel() for axis in np.meshgrid(axes["B"], axes["g"], axes["M"], indexing="ij"))
         return cls(budget, limit, cap, judge, axes, layout)
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..trace.graph import Graph, build_graph, edge_tokens_of
 from ..trace.memory import MemoryTrace
 from ..trace.records import RequestRecord, StepRecord
+from .interrupt import uninterrupted
 from .loop import check_proposal
 from .protocol import Drafter, DrafterSession, Logits, Proposal, Target, TargetSession
 from .record import Recorder, scan
@@ -206,61 +207,62 @@ def cover(
         if report:
             report(progress)
 
-    for first in range(0, len(records), size):
-        active = list(range(first, min(first + size, len(records))))
-        while active:
-            trace = MemoryTrace([(records[r], held[r]) for r in active])
-            graph = build(trace)
-            wanted = demand(graph)
-            for r, count, steps in zip(active, wanted.exact, wanted.steps, strict=True):
-                exact[r], live[r] = int(count), int(steps)
-            missing = missing_prefixes(trace, graph, wanted, active)
-            active = [r for r in active if exact[r] < settings]
-            tell()
-            if not missing or out_of_time():
-                break
-            if limited:
-                missing.sort(key=lambda one: (-one.weight, one.request, one.tokens))
-                if max_steps is not None:
-                    missing = missing[: max_steps - progress.steps_added]
-                    if not missing:
-                        break
-            else:  # neighbours of one length need little padding
-                missing.sort(key=lambda one: (len(records[one.request].prompt_ids) + len(one.tokens), one.request))
-            progress.waves += 1
-            jobs = []
-            next_id = {r: held[r][-1].step_id + 1 for r in active}
-            for one in missing:
-                jobs.append(Job(records[one.request], next_id[one.request], earlier + progress.waves, one))
-                next_id[one.request] += 1
-            fresh: dict[str, list[StepRecord]] = {}
-            saved = monotonic()
-            try:
+    fresh: dict[str, list[StepRecord]] = {}  # computed, not yet handed to `save`
+    try:
+        for first in range(0, len(records), size):
+            active = list(range(first, min(first + size, len(records))))
+            while active:
+                trace = MemoryTrace([(records[r], held[r]) for r in active])
+                graph = build(trace)
+                wanted = demand(graph)
+                for r, count, steps in zip(active, wanted.exact, wanted.steps, strict=True):
+                    exact[r], live[r] = int(count), int(steps)
+                missing = missing_prefixes(trace, graph, wanted, active)
+                active = [r for r in active if exact[r] < settings]
+                tell()
+                if not missing or out_of_time():
+                    break
+                if limited:
+                    missing.sort(key=lambda one: (-one.weight, one.request, one.tokens))
+                    if max_steps is not None:
+                        missing = missing[: max_steps - progress.steps_added]
+                        if not missing:
+                            break
+                else:  # neighbours of one length need little padding
+                    missing.sort(key=lambda one: (len(records[one.request].prompt_ids) + len(one.tokens), one.request))
+                progress.waves += 1
+                jobs = []
+                next_id = {r: held[r][-1].step_id + 1 for r in active}
+                for one in missing:
+                    jobs.append(Job(records[one.request], next_id[one.request], earlier + progress.waves, one))
+                    next_id[one.request] += 1
+                saved = monotonic()
                 for job, step in zip(jobs, runner(jobs), strict=False):
-                    held[job.missing.request].append(step)
                     fresh.setdefault(job.request.request_id, []).append(step)
+                    held[job.missing.request].append(step)
                     progress.steps_added += 1
                     if monotonic() - saved > SAVE_SECONDS:
                         _save(fresh, save)
                         saved = monotonic()
                     if out_of_time():
                         break
-            except KeyboardInterrupt:
-                progress.interrupted = True
-            _save(fresh, save)
-            if progress.interrupted:
-                tell()
-                return progress
-            for r in {one.request for one in missing}:
-                name = records[r].request_id
-                progress.waves_by_request[name] = progress.waves_by_request.get(name, 0) + 1
+                _save(fresh, save)
+                for r in {one.request for one in missing}:
+                    name = records[r].request_id
+                    progress.waves_by_request[name] = progress.waves_by_request.get(name, 0) + 1
+            tell()
+    except KeyboardInterrupt:  # at whatever moment: what was computed is kept
+        progress.interrupted = True
+        _save(fresh, save)
         tell()
     return progress
 
 
 def _save(fresh: dict[str, list[StepRecord]], save: Callable[[str, list[StepRecord]], None]) -> None:
-    for name in list(fresh):
-        save(name, fresh.pop(name))
+    with uninterrupted():  # a writer that was cut short between two tables could not go on
+        for name in list(fresh):
+            save(name, fresh[name])
+            del fresh[name]
 
 
 def missing_prefixes(trace: MemoryTrace, graph: Graph, wanted: Wanted, rows: Sequence[int]) -> list[Missing]:

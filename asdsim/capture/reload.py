@@ -57,7 +57,7 @@ def check_same(target: Target, drafter: Drafter, manifest: Manifest) -> None:
     ):
         same_weights = "weights_sha256" in recorded and recorded["weights_sha256"] == at_hand.get("weights_sha256")
         for key in sorted(recorded.keys() | at_hand.keys(), key=lambda key: (key != "weights_sha256", key)):
-            if same_weights and key in ("name", "revision", "source", "source_sha256"):
+            if same_weights and key in ("name", "model", "revision", "source", "source_sha256"):
                 continue
             if recorded.get(key) != at_hand.get(key):
                 raise CaptureError(

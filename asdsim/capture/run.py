@@ -6,11 +6,8 @@ import hashlib
 import json
 import math
 import platform
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +19,7 @@ from ..trace.manifest import MANIFEST, Manifest
 from ..trace.records import RequestRecord
 from ..trace.schema import DIVERGENCES, MIN_TOP_K
 from .drafters import check_spec
+from .interrupt import uninterrupted
 from .models import DTYPES, check_name
 from .tasks import Prompt, check_tasks, load_prompts
 
@@ -346,7 +344,9 @@ def capture_with(
                     summary.skipped += 1
                 else:
                     result = decode(target, drafter, request, plan.policy or STRICT, plan.K, recorder)
-                    with _uninterrupted():
+                    with uninterrupted():
+                        if writer.manifest.grids:  # they covered the requests that were there
+                            writer.update_manifest(grids=[])
                         writer.add_request(request, result.steps)
                         _count(summary, result)
                         if plan.flush_every and summary.requests % plan.flush_every == 0:
@@ -357,22 +357,6 @@ def capture_with(
             summary.interrupted = True
     summary.seconds = time.perf_counter() - began
     return summary
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done: a writer that was cut short in the middle cannot go on."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed = []
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)
-    if pressed:
-        raise KeyboardInterrupt
 
 
 def _count(summary: Summary, result: Any) -> None:

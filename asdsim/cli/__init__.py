@@ -73,6 +73,11 @@ def main(args: list[str] | None = None) -> None:
         status = cli.main(args=args, standalone_mode=False)
     except AsdsimError as error:
         _fail(str(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
+    except MemoryError as error:
+        _fail(f"out of memory ({str(error) or 'no more to be had'}); ask for fewer settings or requests")
     except click.ClickException as error:
         _fail(error.format_message())
     except click.exceptions.Abort:

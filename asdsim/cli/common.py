@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tomllib
 from collections.abc import Callable
@@ -28,9 +29,11 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"not valid TOML: {error}", where=str(value)) from None
     section = table.get(ctx.info_name or "", {})
+    if not isinstance(section, dict):
+        raise UsageError(f"{ctx.info_name!r} is not a table", where=str(value), fix=f"write [{ctx.info_name}]")
     values = {**{key: item for key, item in table.items() if not isinstance(item, dict)}, **section}
     known = {
-        option.lstrip("-").replace("-", "_"): parameter.name or ""
+        option.lstrip("-").replace("-", "_"): parameter
         for parameter in ctx.command.params
         for option in parameter.opts
         if option.startswith("--")
@@ -40,7 +43,12 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
         name = key.replace("-", "_")
         if name not in known:
             raise UsageError(f"{value}: {unknown_name('key', key, list(known))}")
-        defaults[known[name]] = ",".join(map(str, item)) if isinstance(item, list) else item
+        parameter = known[name]
+        if getattr(parameter, "multiple", False):
+            item = item if isinstance(item, list) else [item]
+        elif isinstance(item, list):
+            item = ",".join(map(str, item))
+        defaults[parameter.name or ""] = item
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return value
 
@@ -152,19 +160,22 @@ def _grids(
 
 
 def print_json(command: str, payload: dict[str, Any]) -> None:
-    """Print one machine-readable object; NaN has no place in JSON and becomes null."""
-    text = json.dumps(
-        {"schema_version": SCHEMA_VERSION, "command": command, **payload}, allow_nan=False, default=_plain
-    )
-    click.echo(text)
+    """Print one machine-readable object; NaN has no place in JSON and becomes null, an infinity ``"inf"``."""
+    click.echo(json.dumps(_plain({"schema_version": SCHEMA_VERSION, "command": command, **payload}), allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "item"):
-        return value.item()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy
+        return _plain(value.tolist())
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"cannot write {type(value).__name__} as JSON")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
 
 
 def note(text: str) -> None:

@@ -40,8 +40,8 @@ def command(
     """
     for flag, value, lowest in (("max-steps", max_steps, 0), ("max-minutes", max_minutes, 0), ("batch", batch, 1),
                                 ("group", group, 1), ("kv-gb", kv_gb, 0)):  # fmt: skip
-        if value is not None and not value >= lowest:
-            raise UsageError(f"--{flag} {value} is too small", fix=f"give at least {lowest}")
+        if value is not None and not lowest <= value < float("inf"):
+            raise UsageError(f"--{flag} {value} is out of range", fix=f"give a number of at least {lowest}")
     from ..completion import cover_trace
 
     with progress_bar(1, "cover", "pair") as bar:

@@ -35,12 +35,14 @@ def command(
     Hides the steps that cover added, estimates every setting from the captured path alone, and compares with the exact
     walk. Settings that act as strict matching everywhere are left out.
     """
+    if seed < 0:
+        raise UsageError(f"--seed {seed} is negative")
     given = [axis is not None for axis in (B, g, M)]
     if any(given) and not all(given):
         raise UsageError("--B, --g and --M belong together", fix="give all three, or none for the covered grids")
     from ..policy import Grid
 
-    grid = Grid.product(B, g, M, semantics) if B and g and M else None
+    grid = Grid.product(B, g, M, semantics) if B is not None and g is not None and M is not None else None
     from .. import api
     from ..completion import covered_settings
     from ..fidelity import measure

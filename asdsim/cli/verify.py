@@ -33,6 +33,8 @@ def command(
 
     Without settings, every covered grid is verified. Exit status 1 if any difference is not explained by a near-tie.
     """
+    if seed < 0:
+        raise UsageError(f"--seed {seed} is negative")
     if sample is not None and sample < 1:
         raise UsageError(f"--sample {sample} draws nothing", fix="give at least 1")
     if near_tie is not None and not near_tie >= 0:

@@ -92,7 +92,7 @@ def test_a_config_file_lies_under_the_flags(capsys, trace, tmp_path):
         (["verify", "TRACE", "--B", "1"], "belong together"),
         (["verify", "TRACE"], "not covered for any grid"),
         (["fidelity", "TRACE"], "not covered for any grid"),
-        (["cover", "TRACE", *AXES, "--batch", "0"], "--batch 0 is too small"),
+        (["cover", "TRACE", *AXES, "--batch", "0"], "--batch 0 is out of range"),
         (["cover", "nowhere", *AXES], "nowhere"),
         (["inspect", "nowhere"], "nowhere"),
         (["capture", "-o", "TRACE", "--task", "gsm8k"], "already holds a trace"),
@@ -155,3 +155,39 @@ def test_result_in_python(trace):
     assert front["regret_spent_mean"].is_sorted() and front["mean_acceptance_length"].is_sorted()
     with pytest.raises(asdsim.AsdsimError, match="no figure is called"):
         result.pareto(gain="speed")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["replay", "TRACE", "--B", "0:1e999999:1", "--g", "1", "--M", "1"], "values or more"),
+        (["replay", "TRACE", "--B", "0:10:1e-999999", "--g", "1", "--M", "1"], "values or more"),
+        (["replay", "TRACE", "--B", "0:999999:1", "--g", "0:999999:1", "--M", "1"], "settings"),
+        (["cover", "TRACE", *AXES, "--kv-gb", "inf"], "--kv-gb inf is out of range"),
+        (["verify", "TRACE", "--sample", "1", "--seed", "-1"], "negative"),
+        (["fidelity", "TRACE", "--B", "", "--g", "1", "--M", "1"], "empty item"),
+        (["replay", "TRACE", *AXES, "--off-trace", "poled"], "did you mean 'pooled'"),
+        (["capture", "-o", "new", "--task", "gsm8k", "--drafter", "layer-skip:²"], "no list of layers"),
+    ],
+)
+def test_numbers_beyond_reason_are_one_clear_line_too(capsys, trace, args, message):
+    status, _, err = run(capsys, *[trace if arg == "TRACE" else arg for arg in args])
+    assert status == 2 and err.count("\n") == 1 and message in err
+
+
+def test_a_config_can_hold_parameters_of_other_rules_and_is_refused_where_it_is_no_table(capsys, trace, tmp_path):
+    file = tmp_path / "rule.toml"
+    for text in ('rule = "additive"\nparam = ["delta=.1,.2"]\n', 'rule = "additive"\nparam = "delta=.1,.2"\n'):
+        file.write_text(text)
+        status, out, err = run(capsys, "replay", trace, "--config", file, "--json", "--off-trace", "aligned")
+        assert status == 0, err
+        assert len(json.loads(out)["rows"]) == 2
+    file.write_text("replay = 3\n")
+    assert "is not a table" in run(capsys, "replay", trace, "--config", file)[2]
+
+
+def test_json_writes_infinities_as_text(capsys):
+    status, out, _ = run(
+        capsys, "fidelity", "traces/smollm2-layerskip", "--B", "4", "--g", ".25", "--M", "inf", "--json"
+    )
+    assert status == 0 and json.loads(out)["rows"][0]["M"] == "inf"

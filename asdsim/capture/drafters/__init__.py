@@ -39,7 +39,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
     if not text:
         return DEFAULT_LAYERS
     items = [item.strip() for item in text.split(",")]
-    if not all(item.isdigit() for item in items):
+    if not all(item.isascii() and item.isdigit() for item in items):
         raise UsageError(f"layer-skip: {text!r} is no list of layers", fix="write layer-skip:12 or layer-skip:12,14")
     return tuple(sorted({int(item) for item in items}))
 

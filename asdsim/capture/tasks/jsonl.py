@@ -24,7 +24,7 @@ def load(argument: str, offline: bool) -> list[Prompt]:
     file = check_file(argument)
     prompts = []
     try:
-        lines = file.read_text("utf-8").splitlines()
+        lines = file.read_text("utf-8-sig").split("\n")  # JSON strings may hold what splitlines takes for a line end
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the file: {error}", where=str(file)) from error
     stem = file.name.split(".")[0]
@@ -36,10 +36,14 @@ def load(argument: str, offline: bool) -> list[Prompt]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise UsageError(f"not a JSON object: {error.msg}", where=where) from None
+        except RecursionError:
+            raise UsageError("not a JSON object: nested too deeply", where=where) from None
         if not isinstance(row, dict):
             raise UsageError("not a JSON object", where=where, fix='write {"prompt": "..."}')
-        text = row["prompt"] if "prompt" in row else next(iter(row.get("turns") or [None]), None)
-        if not isinstance(text, str) or not text:
+        turns = row.get("turns")
+        first = turns[0] if isinstance(turns, list) and turns else None
+        text = row.get("prompt", first)
+        if not isinstance(text, str) or not text or not _is_text(text):
             raise UsageError("no prompt in this line", where=where, fix='write {"prompt": "..."} or {"turns": ["..."]}')
         reference = row.get("reference")
         if reference is not None and not isinstance(reference, str):
@@ -48,3 +52,12 @@ def load(argument: str, offline: bool) -> list[Prompt]:
     if not prompts:
         raise UsageError("the file holds no prompt", where=str(file))
     return prompts
+
+
+def _is_text(text: str) -> bool:
+    """Refuse lone surrogates, which JSON can write and no tokenizer can read."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
