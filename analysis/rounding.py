@@ -1,6 +1,6 @@
 """How far a step is a function of its prefix: what batch shape and the history of the KV cache do to it.
 
-    python analysis/rounding.py [-o figures/rounding.json] [--limit 2]
+    python analysis/rounding.py [-o analysis/results/rounding.json] [--limit 2]
 
 Decodes prompts live, one by one, with the KV cache carried along (the shapes of live decoding). Then the target scores
 the very same blocks again: alone and from scratch (another KV history), in a batch of 16 from scratch (another shape as
@@ -86,7 +86,7 @@ def study(dtype: str, logits_dtype: str, limit: int) -> dict[str, Any]:
 def main() -> None:
     """Measure float32, bfloat16, and bfloat16 with a float32 projection."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=Path("figures/rounding.json"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("analysis/results/rounding.json"))
     parser.add_argument("--limit", type=int, default=4, help="prompts of each task")
     options = parser.parse_args()
     studies = [

@@ -187,8 +187,9 @@ def test_verify_explains_differences(pair: Any, captured: Path, monkeypatch: pyt
     """A target that differs a little gives a near-tie or a real difference, told apart by the margin."""
     from asdsim.capture import verify as module
 
+    few = Grid.product([0, 2], [0.5], [1])
     with TraceWriter.append(captured) as writer:
-        cover_with(writer, pair, GRID)
+        cover_with(writer, pair, few)
 
     class Shifted:
         """The target with noise on its logits, the same at every prefix."""
