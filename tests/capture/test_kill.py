@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 # Imports once, then forks one child per attempt: each runs the command line as it is.
 SERVER = """
-import os, sys, json, threading
+import os, signal, sys, json, threading
 import pyarrow.compute, torch, tqdm
 tqdm.tqdm.set_lock(threading.RLock())  # its own lock is shared by all children, and a killed one would keep it
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -38,7 +38,16 @@ for line in sys.stdin:
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        main(json.loads(line))
+        interrupted, args = json.loads(line)
+        if interrupted:  # Ctrl-C while that request is decoded
+            plain, calls = asdsim.capture.loop.decode, []
+            def decode(*rest):
+                calls.append(1)
+                if len(calls) == interrupted:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return plain(*rest)
+            asdsim.capture.loop.decode = decode
+        main(args)
         os._exit(99)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -66,13 +75,13 @@ def test_killed_at_random_moments_and_resumed(saved: Path, folder_in_memory: Pat
     )  # fmt: skip
     assert server.stdin is not None and server.stdout is not None
 
-    def start(folder: Path) -> int:
+    def start(folder: Path, interrupted: int = 0) -> int:
         args = [
             "capture", "-o", str(folder), "--target", str(saved / "model"), "--drafter", "lookup:2",
             "--task", f"jsonl:{saved / 'prompts.jsonl'}", "--max-new-tokens", "12", "--K", "4",
             "--flush-every", "1", "--resume", "--limit", str(REQUESTS),
         ]  # fmt: skip
-        server.stdin.write(json.dumps(args) + "\n")
+        server.stdin.write(json.dumps([interrupted, args]) + "\n")
         server.stdin.flush()
         return int(server.stdout.readline())
 
@@ -129,21 +138,14 @@ def test_killed_at_random_moments_and_resumed(saved: Path, folder_in_memory: Pat
         found = read_trace(folder)
         assert len(set(found.request_ids())) == found.requests.num_rows == REQUESTS
         assert difference(found, expected, times=False) is None
-        assert partial >= 5, "the kills must fall into the decoding"
+        assert partial >= 2, "some kills must fall into the decoding"
 
         # Ctrl-C once some requests are done: they are kept, and the rest follows.
-        for attempt in range(5):  # a machine that is busy elsewhere may let it finish first
-            folder = tmp_path / f"ctrl-c-{attempt}"
-            child = start(folder)
-            wait_for_writes(folder, child, 6)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGINT)
-            code = status()
-            if code == 130 and read_trace(folder).requests.num_rows:
-                break
-        assert code == 130
+        folder = tmp_path / "ctrl-c"
+        start(folder, interrupted=6)
+        assert status() == 130
         found = read_trace(folder)
-        assert 0 < found.requests.num_rows < REQUESTS
+        assert found.requests.num_rows == 5
         assert found.request_ids() == expected.request_ids()[: found.requests.num_rows]
         start(folder)
         assert status() == 0
