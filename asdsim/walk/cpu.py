@@ -15,9 +15,11 @@ import numba
 import numpy as np
 
 from .. import rule
+from ..rule import BUDGET, CAP, GATE
 from . import request
 from .compiled import compile_cached, compiled_settle, helper, named
-from .request import LEFT, NUM_COUNTS, STOP, walk_request
+from .request import ACCEPTED, BY_BUDGET, BY_CAP, BY_GATE, DRAFTED, LEFT, NUM_COUNTS, RELAXED, STEPS, STOP, TOKENS
+from .request import refusals, walk_request
 
 
 def walk_settings(  # type: ignore[no-untyped-def]
@@ -30,13 +32,25 @@ def walk_settings(  # type: ignore[no-untyped-def]
     scratch = np.zeros(width, np.int32)
     for setting in range(first, last):
         for one in range(root.shape[0]):
-            scratch[:] = 0
-            spent[setting, one], edge[setting, one] = walk_request(
+            for k in range(width):
+                scratch[k] = 0
+            at_end, last, steps, offered, taken, tokens, relaxed, refused, left = walk_request(
                 one, budget[setting], gate[setting], cap[setting], off_trace,
                 root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
-                path_ptr, path_step, align_ptr, align_step, counts[setting, one], scratch,
+                path_ptr, path_step, align_ptr, align_step, scratch,
             )  # fmt: skip
-            if off_trace != STOP or counts[setting, one, LEFT] == 0:
+            spent[setting, one] = at_end
+            edge[setting, one] = last
+            counts[setting, one, STEPS] = steps
+            counts[setting, one, DRAFTED] = offered
+            counts[setting, one, ACCEPTED] = taken
+            counts[setting, one, TOKENS] = tokens
+            counts[setting, one, RELAXED] = relaxed
+            counts[setting, one, BY_GATE] = refusals(refused, GATE)
+            counts[setting, one, BY_BUDGET] = refusals(refused, BUDGET)
+            counts[setting, one, BY_CAP] = refusals(refused, CAP)
+            counts[setting, one, LEFT] = left
+            if off_trace != STOP or left == 0:
                 for k in range(width):
                     histogram[setting, k] += scratch[k]
 
@@ -48,7 +62,8 @@ def kernel(semantics: str) -> Any:
     block = helper(named(rule.bind(rule.accept_block, judge=judge), semantics))
     walk = rule.bind(walk_request, accept_block=block, settle=compiled_settle(semantics))
     one = helper(named(walk, semantics))
-    settings = named(rule.bind(walk_settings, walk_request=one), semantics)
+    names = {"walk_request": one, "refusals": helper(rule.bind(refusals))}
+    settings = named(rule.bind(walk_settings, **names), semantics)
     return compile_cached(numba.njit, settings, nogil=True)
 
 

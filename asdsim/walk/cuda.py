@@ -1,7 +1,12 @@
 """The walk on CUDA: one thread per (request, setting), settings adjacent in a warp.
 
-The only module that imports ``numba.cuda``. The rule's sources are compiled a second time here, as device functions
-that are inlined: code compiled for the CPU cannot be called from a kernel.
+The only module that imports ``numba.cuda``. The rule's sources are compiled a second time here, as device functions that
+are inlined: code compiled for the CPU cannot be called from a kernel.
+
+Sums are made on the device. Counts are integers, added atomically, so their order does not matter; ledgers are summed by
+one thread per setting over the requests from first to last, as everywhere else. What needs a product, the place of a
+percentile and the line between two ledgers, is left to the host: the kernels only add and compare, so there is nothing
+that CUDA could contract into a fused multiply-add and round otherwise than a CPU.
 """
 
 from __future__ import annotations
@@ -9,17 +14,35 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import rule
-from .request import LEFT, NUM_COUNTS, STOP, walk_request
+from ..rule import BUDGET, CAP, GATE
+from .boxes import BASE_ACCEPTED, BASE_STEPS, BASE_TOKENS, EXACT, HISTOGRAM, KEPT, LOST_STEPS, LOST_TOKENS
+from .request import ACCEPTED, BY_BUDGET, BY_CAP, BY_GATE, DRAFTED, LEFT, NUM_COUNTS, RELAXED, STEPS, STOP, TOKENS
+from .request import refusals, walk_request
 
 THREADS = 128
 """Threads per block; tests set it small so that a block edge falls inside a tiny grid."""
+
+MAX_REGISTERS = 64
+"""A thread may use; leaves room for 1,024 threads on a multiprocessor."""
+
+MAX_ROWS = 65535
+"""Requests of one launch: what CUDA allows as the second extent of a grid."""
+
+CHUNK_BYTES = 256 << 20
+"""Device memory for the ledgers of one chunk of settings."""
+
+# Globals of the kernels below that are bound when they are compiled.
+cuda: Any = None
+int32: Any = None
 
 
 def simulating() -> bool:
@@ -41,24 +64,128 @@ def why_unavailable() -> str:
 
 
 def pair_kernel(  # type: ignore[no-untyped-def]
-    budget, gate, cap, off_trace,
+    first, budget, gate, cap, off_trace,
     root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
     path_ptr, path_step, align_ptr, align_step, counts, spent, edge, histogram,
 ):  # fmt: skip
-    """Walk one (request, setting) pair per thread; outputs are indexed [request, .., setting]."""
-    pair = cuda.grid(1)  # type: ignore[name-defined]  # noqa: F821  (bound when compiled)
-    settings = budget.shape[0]
-    if pair >= settings * root.shape[0]:
+    """Walk one pair per thread, from request ``first`` on; outputs are indexed [request, .., setting]."""
+    setting = cuda.grid(1)
+    one = first + cuda.blockIdx.y
+    if setting >= budget.shape[0]:
         return
-    setting = pair % settings
-    one = pair // settings
-    left, last = walk_request(
+    at_end, last, steps, offered, taken, tokens, relaxed, refused, left = walk_request(
         one, budget[setting], gate[setting], cap[setting], off_trace,
         root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
-        path_ptr, path_step, align_ptr, align_step, counts[one, :, setting], histogram[one, :, setting],
+        path_ptr, path_step, align_ptr, align_step, histogram[one, :, setting],
     )  # fmt: skip
-    spent[one, setting] = left
+    spent[one, setting] = at_end
     edge[one, setting] = last
+    counts[one, STEPS, setting] = steps
+    counts[one, DRAFTED, setting] = offered
+    counts[one, ACCEPTED, setting] = taken
+    counts[one, TOKENS, setting] = tokens
+    counts[one, RELAXED, setting] = relaxed
+    counts[one, BY_GATE, setting] = refusals(refused, GATE)
+    counts[one, BY_BUDGET, setting] = refusals(refused, BUDGET)
+    counts[one, BY_CAP, setting] = refusals(refused, CAP)
+    counts[one, LEFT, setting] = left
+
+
+def sum_kernel(  # type: ignore[no-untyped-def]
+    first, budget, gate, cap, off_trace, strict,
+    root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
+    path_ptr, path_step, align_ptr, align_step, sums, spent,
+):  # fmt: skip
+    """Walk one pair per thread, from request ``first`` on; add to its setting's sums, int64 [column, setting].
+
+    Columns as in :mod:`asdsim.walk.boxes`.
+
+    The steps of a thread by accepted draft tokens are counted in shared memory.
+    """
+    setting = cuda.grid(1)
+    one = first + cuda.blockIdx.y
+    thread = cuda.threadIdx.x
+    shared = cuda.shared.array(0, int32)
+    width = sums.shape[0] - HISTOGRAM
+    slot = width | 1  # odd, so that threads which count in one bin meet no bank twice
+    bins = shared[thread * slot : (thread + 1) * slot]
+    for a in range(width):
+        bins[a] = 0
+    if setting >= budget.shape[0]:
+        return
+    at_end, _, _, offered, _, tokens, relaxed, refused, left = walk_request(
+        one, budget[setting], gate[setting], cap[setting], off_trace,
+        root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
+        path_ptr, path_step, align_ptr, align_step, bins,
+    )  # fmt: skip
+    if off_trace == STOP and left > 0:
+        spent[one, setting] = -1.0
+        return
+    spent[one, setting] = at_end
+    steps, taken = 0, 0
+    for a in range(width):
+        steps += bins[a]
+        taken += a * bins[a]
+    cuda.atomic.add(sums, (STEPS, setting), steps)
+    cuda.atomic.add(sums, (DRAFTED, setting), offered)
+    cuda.atomic.add(sums, (ACCEPTED, setting), taken)
+    cuda.atomic.add(sums, (TOKENS, setting), tokens)
+    cuda.atomic.add(sums, (RELAXED, setting), relaxed)
+    cuda.atomic.add(sums, (BY_GATE, setting), refusals(refused, GATE))
+    cuda.atomic.add(sums, (BY_BUDGET, setting), refusals(refused, BUDGET))
+    cuda.atomic.add(sums, (BY_CAP, setting), refusals(refused, CAP))
+    cuda.atomic.add(sums, (KEPT, setting), 1)
+    if left == 0:
+        cuda.atomic.add(sums, (EXACT, setting), 1)
+    if strict[one, 0] > 0:
+        cuda.atomic.add(sums, (BASE_STEPS, setting), strict[one, 1])
+        cuda.atomic.add(sums, (BASE_ACCEPTED, setting), strict[one, 2])
+        cuda.atomic.add(sums, (BASE_TOKENS, setting), strict[one, 3])
+    else:
+        cuda.atomic.add(sums, (LOST_STEPS, setting), steps)
+        cuda.atomic.add(sums, (LOST_TOKENS, setting), tokens)
+    for a in range(width):
+        if bins[a] > 0:
+            cuda.atomic.add(sums, (HISTOGRAM + a, setting), bins[a])
+
+
+def spread_kernel(spent, above, total, highest, at_low, at_high):  # type: ignore[no-untyped-def]
+    """Summarise the ledgers float64 [request, setting] of one setting per thread; -1 stands for a request left out.
+
+    ``above`` (int64, requests + 1) says how many ledgers are larger than the lower of the two between which the
+    percentile falls, by how many there are. The largest are found one distinct value after another.
+    """
+    setting = cuda.grid(1)
+    if setting >= spent.shape[1]:
+        return
+    number, added, most = 0, 0.0, -1.0
+    for r in range(spent.shape[0]):
+        value = spent[r, setting]
+        if value >= 0.0:
+            number += 1
+            added += value
+            most = max(most, value)
+    total[setting] = added
+    highest[setting] = most
+    over = above[number]
+    # ``larger`` ledgers are larger than ``value``; the ``over``-th largest is passed on the way to the one below it
+    value, larger, below, at_over = most, 0, -1.0, most
+    while True:
+        same, below = 0, -1.0
+        for r in range(spent.shape[0]):
+            x = spent[r, setting]
+            if x == value:
+                same += 1
+            elif x < value:
+                below = max(below, x)
+        if over > 0 and larger < over and larger + same >= over:
+            at_over = value
+        if larger + same > over or below < 0.0:
+            break
+        larger += same
+        value = below
+    at_low[setting] = value
+    at_high[setting] = at_over if over > 0 else value
 
 
 def to_single(x):  # type: ignore[no-untyped-def]
@@ -66,17 +193,22 @@ def to_single(x):  # type: ignore[no-untyped-def]
     return np.float64(np.float32(x))
 
 
+KERNELS: dict[str, Callable[..., Any]] = {"pairs": pair_kernel, "sums": sum_kernel, "spread": spread_kernel}
+"""Kernels by name."""
+
+
 @cache
-def kernel(semantics: str) -> Any:
-    """Return ``pair_kernel`` around one semantics, compiled when first launched."""
+def kernel(name: str, semantics: str) -> Any:
+    """Return a kernel around one semantics, compiled when first launched."""
     from numba import cuda
 
-    return cuda.jit(device_source(semantics))
+    limits = {} if simulating() else {"max_registers": MAX_REGISTERS}
+    return cuda.jit(device_source(name, semantics), **limits)
 
 
-def device_source(semantics: str) -> Any:
-    """Return the kernel's Python function with inlined device functions bound in."""
-    from numba import cuda
+def device_source(name: str, semantics: str) -> Any:
+    """Return a kernel's Python function with inlined device functions bound in."""
+    from numba import cuda, types
 
     def device(function: Any) -> Any:
         return cuda.jit(device=True, inline="always")(function)
@@ -84,13 +216,19 @@ def device_source(semantics: str) -> Any:
     block = rule.bind(rule.accept_block, judge=device(rule.JUDGES[semantics]))
     settle = device(rule.settle_of(semantics, device(to_single)))
     one = rule.bind(walk_request, accept_block=device(block), settle=settle)
-    return rule.bind(pair_kernel, walk_request=device(one), cuda=cuda)
+    return rule.bind(
+        KERNELS[name], walk_request=device(one), refusals=device(rule.bind(refusals)), cuda=cuda, int32=types.int32
+    )
+
+
+def _to_device(arrays: tuple[Any, ...]) -> list[Any]:
+    from numba import cuda
+
+    return [cuda.to_device(array if array.size else np.zeros(1, array.dtype)) for array in arrays]
 
 
 def run(arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, semantics: str) -> tuple[Any, ...]:
     """Walk all settings on the current device; parameters and results as :func:`asdsim.walk.cpu.run`."""
-    from numba import cuda
-
     number, requests = len(settings[0]), len(arrays[0])
     width = int(arrays[2].max(initial=0)) + 1
     counts = np.zeros((requests, NUM_COUNTS, number), np.int32)
@@ -98,10 +236,11 @@ def run(arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, sema
     edge = np.full((requests, number), -1, np.int64)
     steps = np.zeros((requests, width, number), np.int32)
     if requests and number:
-        outputs = [cuda.to_device(array) for array in (counts, spent, edge, steps)]
-        inputs = [cuda.to_device(array if len(array) else np.zeros(1, array.dtype)) for array in (*settings, *arrays)]
-        blocks = (number * requests + THREADS - 1) // THREADS
-        kernel(semantics)[blocks, THREADS](*inputs[:3], off_trace, *inputs[3:], *outputs)
+        outputs = _to_device((counts, spent, edge, steps))
+        inputs = _to_device((*settings, *arrays))
+        for at in range(0, requests, MAX_ROWS):
+            blocks = (-(-number // THREADS), min(MAX_ROWS, requests - at))
+            kernel("pairs", semantics)[blocks, THREADS](at, *inputs[:3], off_trace, *inputs[3:], *outputs)
         for host, device in zip((counts, spent, edge, steps), outputs, strict=True):
             device.copy_to_host(host)
     counted = (counts[:, LEFT] == 0) | (off_trace != STOP)
@@ -112,6 +251,77 @@ def run(arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, sema
         np.ascontiguousarray(edge.T),
         np.ascontiguousarray(histogram),
     )
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over requests of n settings.
+
+    Attributes
+    ----------
+    sums : int64 (columns of :mod:`asdsim.walk.boxes`, n)
+    spent, highest, at_low, at_high : float64 (n,)
+        Sum and maximum of the ledgers, and the two between which the percentile falls; -1 where no request counts.
+    """
+
+    sums: npt.NDArray[np.int64]
+    spent: npt.NDArray[np.float64]
+    highest: npt.NDArray[np.float64]
+    at_low: npt.NDArray[np.float64]
+    at_high: npt.NDArray[np.float64]
+
+
+def sum_settings(
+    arrays: tuple[Any, ...],
+    settings: tuple[Any, ...],
+    off_trace: int,
+    semantics: str,
+    strict: npt.NDArray[np.int32],
+    above: npt.NDArray[np.int64],
+    progress: Callable[[int], None] | None = None,
+) -> Totals:
+    """Walk all settings on the current device and add up there, in chunks of settings that bound memory.
+
+    Parameters
+    ----------
+    arrays, settings, off_trace, semantics
+        As for :func:`run`.
+    strict : int32 (R, 4)
+        Of strict matching: whether its walk is exact; its steps, accepted draft tokens and tokens.
+    above : int64 (R + 1,)
+        By the number of ledgers, how many are larger than the lower one of those that the percentile falls between.
+    """
+    from numba import cuda
+
+    number, requests = len(settings[0]), len(arrays[0])
+    width = int(arrays[2].max(initial=0)) + 1
+    out = Totals(np.zeros((HISTOGRAM + width, number), np.int64), *(np.zeros(number) for _ in range(4)))
+    if not requests or not number:
+        for values in (out.highest, out.at_low, out.at_high):
+            values[:] = -1.0
+        return out
+    graph, strict_there, above_there = _to_device(arrays), cuda.to_device(strict), cuda.to_device(above)
+    size = max(THREADS, CHUNK_BYTES // (8 * requests) // THREADS * THREADS)
+    for first in range(0, number, size):
+        part = slice(first, min(first + size, number))
+        chunk = part.stop - part.start
+        axes = _to_device(tuple(np.ascontiguousarray(values[part]) for values in settings))
+        sums = cuda.to_device(np.zeros((HISTOGRAM + width, chunk), np.int64))
+        spent = cuda.device_array((requests, chunk), np.float64)
+        ends = [cuda.device_array(chunk, np.float64) for _ in range(4)]
+        blocks = -(-chunk // THREADS)
+        for at in range(0, requests, MAX_ROWS):
+            rows = min(MAX_ROWS, requests - at)
+            kernel("sums", semantics)[(blocks, rows), THREADS, 0, 4 * THREADS * (width | 1)](
+                at, *axes, off_trace, strict_there, *graph, sums, spent
+            )
+        kernel("spread", semantics)[blocks, THREADS](spent, above_there, *ends)
+        out.sums[:, part] = sums.copy_to_host()
+        for host, device in zip((out.spent, out.highest, out.at_low, out.at_high), ends, strict=True):
+            host[part] = device.copy_to_host()
+        if progress:
+            progress(chunk)
+    return out
 
 
 @dataclass(frozen=True)
@@ -138,13 +348,15 @@ class MachineCode:
     cubin: bytes
 
 
-def machine_code(semantics: str, capability: tuple[int, int]) -> MachineCode:
-    """Compile the kernel for a GPU that need not be present: NVVM to PTX, nvJitLink to machine code.
+def machine_code(name: str, semantics: str, capability: tuple[int, int]) -> MachineCode:
+    """Compile a kernel for a GPU that need not be present: NVVM to PTX, nvJitLink to machine code.
 
     Needs the packages of the extras ``cuda12`` or ``cuda13``, no driver and no toolkit of the system.
 
     Parameters
     ----------
+    name : str
+        A key of :data:`KERNELS`.
     semantics : str
         A key of :data:`asdsim.rule.JUDGES`.
     capability : (int, int)
@@ -160,10 +372,11 @@ def machine_code(semantics: str, capability: tuple[int, int]) -> MachineCode:
     from cuda.core import Linker, LinkerOptions, ObjectCode
     from numba import cuda
 
-    ptx, _ = cuda.compile_ptx(device_source(semantics), _signature(), cc=capability)
-    linker = Linker(
-        ObjectCode.from_ptx(ptx.encode()), options=LinkerOptions(arch="sm_{}{}".format(*capability), verbose=True)
-    )
+    ptx, _ = cuda.compile_ptx(device_source(name, semantics), _signature(name), cc=capability)
+    options = LinkerOptions(
+        arch="sm_{}{}".format(*capability), verbose=True, max_register_count=MAX_REGISTERS
+    )  # as in `kernel`
+    linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
     cubin = linker.link("cubin").code
     log = linker.get_info_log()
 
@@ -183,7 +396,7 @@ def machine_code(semantics: str, capability: tuple[int, int]) -> MachineCode:
     )
 
 
-def _signature() -> tuple[Any, ...]:
+def _signature(name: str) -> tuple[Any, ...]:
     from numba import types
 
     def array(dtype: Any, dims: int = 1) -> Any:
@@ -191,5 +404,10 @@ def _signature() -> tuple[Any, ...]:
 
     i32, i64, f64 = array(types.int32), array(types.int64), array(types.float64)
     graph = (i32, i32, i32, i64, i32, f64, f64, i32, i32, i32, i64, i32, i64, i32)
+    if name == "spread":
+        return (array(types.float64, 2), i64, f64, f64, f64, f64)
+    if name == "sums":
+        outputs: tuple[Any, ...] = (array(types.int64, 2), array(types.float64, 2))
+        return (types.int64, f64, f64, f64, types.int64, array(types.int32, 2), *graph, *outputs)
     outputs = (array(types.int32, 3), array(types.float64, 2), array(types.int64, 2), array(types.int32, 3))
-    return (f64, f64, f64, types.int64, *graph, *outputs)
+    return (types.int64, f64, f64, f64, types.int64, *graph, *outputs)

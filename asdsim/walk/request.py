@@ -4,7 +4,7 @@ Per step only mismatches are visited. ``accept_block`` decides; the edge that it
 committed and where the walk stands next.
 """
 
-from ..rule import ACCEPT, BUDGET, CAP, GATE, accept_block, settle
+from ..rule import ACCEPT, accept_block, settle
 
 STEPS, DRAFTED, ACCEPTED, TOKENS, RELAXED, BY_GATE, BY_BUDGET, BY_CAP, LEFT = range(9)
 """Columns of the counts that one walk fills. ``LEFT`` counts edges that were not captured; 0 means an exact walk."""
@@ -14,16 +14,18 @@ NUM_COUNTS = 9
 STOP, ALIGNED, RECORDED = 0, 1, 2
 """What happens at an edge that was not captured."""
 
+REFUSAL_BITS = 20
+"""Bits of each of the three counts of refused blocks that a walk keeps in one number, to spare registers."""
+
 
 def walk_request(  # type: ignore[no-untyped-def]
     request, budget, gate, cap, off_trace,
     root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
-    path_ptr, path_step, align_ptr, align_step, counts, histogram,
+    path_ptr, path_step, align_ptr, align_step, histogram,
 ):  # fmt: skip
     """Walk one request from its root.
 
-    ``counts`` (int32, ``NUM_COUNTS``) and ``histogram`` (int32, largest K + 1, steps by accepted draft tokens) are
-    added to and must be zero before.
+    ``histogram`` (int32, largest K + 1, steps by accepted draft tokens) is added to and must be zero before.
 
     Returns
     -------
@@ -31,11 +33,13 @@ def walk_request(  # type: ignore[no-untyped-def]
         The ledger at the end, in the unit of ``mm_charge``.
     edge : int
         The last edge: the whole output where the walk is exact, the first edge that is not captured where
-        ``off_trace`` is ``STOP`` and ``counts[LEFT] == 1``; -1 for a request without steps.
+        ``off_trace`` is ``STOP`` and one was met; -1 for a request without steps.
+    steps, offered, taken, tokens, relaxed, refused, left : int
+        The counts, in the order of the columns above; ``refused`` is three in one, see :func:`refusals`.
     """
     spent = 0.0
     edge = -1
-    tokens = 0
+    steps, offered, taken, tokens, relaxed, refused, left = 0, 0, 0, 0, 0, 0, 0
     step = root[request]
     while step >= 0:
         lo = mm_ptr[step]
@@ -49,34 +53,33 @@ def walk_request(  # type: ignore[no-untyped-def]
         # Off the captured path a step may be met later than where it was recorded, with less room under the limit.
         accepted = min(edge_accepted[edge], room)
         committed = min(edge_tokens[edge], room)
+        steps += 1
+        offered += drafted[step]
+        taken += accepted
         tokens += committed
-        counts[STEPS] += 1
-        counts[DRAFTED] += drafted[step]
-        counts[ACCEPTED] += accepted
-        counts[TOKENS] += committed
-        counts[RELAXED] += count
-        if verdict == GATE:
-            counts[BY_GATE] += 1
-        elif verdict == BUDGET:
-            counts[BY_BUDGET] += 1
-        elif verdict == CAP:
-            counts[BY_CAP] += 1
+        relaxed += count
+        refused += (1 << (REFUSAL_BITS * verdict)) >> REFUSAL_BITS
         histogram[accepted] += 1
         step = edge_next[edge]
         if tokens >= limit[request]:
             step = -1
         if step == -2:
-            counts[LEFT] += 1
+            left += 1
             step = -1
             if off_trace == RECORDED:
-                nth = path_ptr[request] + counts[STEPS]
+                nth = path_ptr[request] + steps
                 if nth < path_ptr[request + 1]:
                     step = path_step[nth]
             elif off_trace == ALIGNED:
                 near = align_ptr[request] + tokens
                 if near < align_ptr[request + 1]:
                     step = align_step[near]
-    return spent, edge
+    return spent, edge, steps, offered, taken, tokens, relaxed, refused, left
 
 
-__all__ = ["ACCEPT", "accept_block", "walk_request"]
+def refusals(refused, verdict):  # type: ignore[no-untyped-def]
+    """Return how many blocks a verdict (``GATE``, ``BUDGET`` or ``CAP``) ended, from the packed count of a walk."""
+    return (refused >> (REFUSAL_BITS * (verdict - 1))) & ((1 << REFUSAL_BITS) - 1)
+
+
+__all__ = ["ACCEPT", "accept_block", "refusals", "walk_request"]

@@ -203,7 +203,10 @@ def sweep_graph(
         return walk_grid(graph, part, off_trace=off_trace, device=chosen, threads=threads)
 
     if chosen == "cuda":
-        return sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
+        from .device import sum_on_device
+
+        strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
+        return figures_of(sum_on_device(graph, grid, mode, strict.counts[0], progress), graph.num_requests)
     if note and chosen == "cpu":
         from . import cpu
 

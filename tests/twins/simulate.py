@@ -1,4 +1,4 @@
-"""Walk the cases with the CUDA kernel in numba's simulator, and write the results; run as a process of its own.
+"""Walk the cases with the CUDA kernels in numba's simulator, and write the results; run as a process of its own.
 
 Usage: ``NUMBA_ENABLE_CUDASIM=1 python -m tests.twins.simulate OUT.npz``
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from asdsim.trace.graph import build_graph
 from asdsim.walk import cuda
-from asdsim.walk.sweep import walk_grid
+from asdsim.walk.sweep import sweep_graph, walk_grid
 from tests.twins.cases import MODES, cases, small_grid
 
 FIELDS = ("counts", "spent", "edge", "histogram")
@@ -22,6 +22,8 @@ def main(path: str) -> None:
     if not cuda.simulating():
         raise SystemExit("NUMBA_ENABLE_CUDASIM=1 is not set")
     cuda.THREADS = 8  # a block ends inside even a tiny grid
+    cuda.CHUNK_BYTES = 1  # a chunk is one block
+    cuda.MAX_ROWS = 2  # and three requests take two launches
     results = {}
     for name, trace in cases().items():
         graph = build_graph(trace)
@@ -29,6 +31,8 @@ def main(path: str) -> None:
             walks = walk_grid(graph, small_grid(), off_trace=mode, device="cuda")
             for field in FIELDS:
                 results[f"{name}|{mode}|{field}"] = getattr(walks, field)
+            for figure, values in sweep_graph(graph, small_grid(), off_trace=mode, device="cuda").items():
+                results[f"{name}|{mode}|sweep|{figure}"] = values
     np.savez(path, **results)
 
 

@@ -14,7 +14,7 @@ from asdsim.api import reference_blocks, reference_walks
 from asdsim.trace.graph import build_graph, edge_tokens_of
 from asdsim.trace.memory import MemoryTrace
 from asdsim.walk import reference
-from asdsim.walk.sweep import Walks, walk_grid
+from asdsim.walk.sweep import Walks, sweep_graph, walk_grid
 from tests.twins.cases import MODES, cases, grid, random_trace, small_grid
 from tests.twins.simulate import FIELDS
 
@@ -87,6 +87,10 @@ def test_cuda_simulator_agrees(simulated: dict[str, np.ndarray], name: str) -> N
     for mode in MODES:
         compiled = walk_grid(graph, small_grid(), off_trace=mode, device="cpu")
         assert_equal(compiled, Walks(*(simulated[f"{name}|{mode}|{field}"] for field in FIELDS)))
+        for figure, values in sweep_graph(graph, small_grid(), off_trace=mode, device="cpu").items():
+            found = simulated[f"{name}|{mode}|sweep|{figure}"]
+            assert found.shape == values.shape and found.dtype == values.dtype, figure
+            assert np.array_equal(found, values, equal_nan=values.dtype.kind == "f"), figure
 
 
 def test_the_cases_reach_every_column() -> None:
