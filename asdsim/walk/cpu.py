@@ -18,8 +18,21 @@ from .. import rule
 from ..rule import BUDGET, CAP, GATE
 from . import request
 from .compiled import compile_cached, compiled_settle, helper, named
-from .request import ACCEPTED, BY_BUDGET, BY_CAP, BY_GATE, DRAFTED, LEFT, NUM_COUNTS, RELAXED, STEPS, STOP, TOKENS
-from .request import refusals, walk_request
+from .request import (
+    ACCEPTED,
+    BY_BUDGET,
+    BY_CAP,
+    BY_GATE,
+    DRAFTED,
+    LEFT,
+    NUM_COUNTS,
+    RELAXED,
+    STEPS,
+    STOP,
+    TOKENS,
+    refusals,
+    walk_request,
+)
 
 
 def walk_settings(  # type: ignore[no-untyped-def]

@@ -1,10 +1,10 @@
 """The walk on CUDA: one thread per (request, setting), settings adjacent in a warp.
 
-The only module that imports ``numba.cuda``. The rule's sources are compiled a second time here, as device functions that
-are inlined: code compiled for the CPU cannot be called from a kernel.
+The only module that imports ``numba.cuda``. The rule's sources are compiled a second time here, as device functions
+that are inlined: code compiled for the CPU cannot be called from a kernel.
 
-Sums are made on the device. Counts are integers, added atomically, so their order does not matter; ledgers are summed by
-one thread per setting over the requests from first to last, as everywhere else. What needs a product, the place of a
+Sums are made on the device. Counts are integers, added atomically, so their order does not matter; ledgers are summed
+by one thread per setting over the requests from first to last, as everywhere else. What needs a product, the place of a
 percentile and the line between two ledgers, is left to the host: the kernels only add and compare, so there is nothing
 that CUDA could contract into a fused multiply-add and round otherwise than a CPU.
 """
@@ -25,8 +25,21 @@ import numpy.typing as npt
 from .. import rule
 from ..rule import BUDGET, CAP, GATE
 from .boxes import BASE_ACCEPTED, BASE_STEPS, BASE_TOKENS, EXACT, HISTOGRAM, KEPT, LOST_STEPS, LOST_TOKENS
-from .request import ACCEPTED, BY_BUDGET, BY_CAP, BY_GATE, DRAFTED, LEFT, NUM_COUNTS, RELAXED, STEPS, STOP, TOKENS
-from .request import refusals, walk_request
+from .request import (
+    ACCEPTED,
+    BY_BUDGET,
+    BY_CAP,
+    BY_GATE,
+    DRAFTED,
+    LEFT,
+    NUM_COUNTS,
+    RELAXED,
+    STEPS,
+    STOP,
+    TOKENS,
+    refusals,
+    walk_request,
+)
 
 THREADS = 128
 """Threads per block; tests set it small so that a block edge falls inside a tiny grid."""
