@@ -251,9 +251,10 @@ def run(arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, sema
     if requests and number:
         outputs = _to_device((counts, spent, edge, steps))
         inputs = _to_device((*settings, *arrays))
+        threads = min(THREADS, number)
         for at in range(0, requests, MAX_ROWS):
-            blocks = (-(-number // THREADS), min(MAX_ROWS, requests - at))
-            kernel("pairs", semantics)[blocks, THREADS](at, *inputs[:3], off_trace, *inputs[3:], *outputs)
+            blocks = (-(-number // threads), min(MAX_ROWS, requests - at))
+            kernel("pairs", semantics)[blocks, threads](at, *inputs[:3], off_trace, *inputs[3:], *outputs)
         for host, device in zip((counts, spent, edge, steps), outputs, strict=True):
             device.copy_to_host(host)
     counted = (counts[:, LEFT] == 0) | (off_trace != STOP)
@@ -322,13 +323,14 @@ def sum_settings(
         sums = cuda.to_device(np.zeros((HISTOGRAM + width, chunk), np.int64))
         spent = cuda.device_array((requests, chunk), np.float64)
         ends = [cuda.device_array(chunk, np.float64) for _ in range(4)]
-        blocks = -(-chunk // THREADS)
+        threads = min(THREADS, chunk)
+        blocks = -(-chunk // threads)
         for at in range(0, requests, MAX_ROWS):
             rows = min(MAX_ROWS, requests - at)
-            kernel("sums", semantics)[(blocks, rows), THREADS, 0, 4 * THREADS * (width | 1)](
+            kernel("sums", semantics)[(blocks, rows), threads, 0, 4 * threads * (width | 1)](
                 at, *axes, off_trace, strict_there, *graph, sums, spent
             )
-        kernel("spread", semantics)[blocks, THREADS](spent, above_there, *ends)
+        kernel("spread", semantics)[blocks, threads](spent, above_there, *ends)
         out.sums[:, part] = sums.copy_to_host()
         for host, device in zip((out.spent, out.highest, out.at_low, out.at_high), ends, strict=True):
             host[part] = device.copy_to_host()

@@ -3,7 +3,7 @@
 A request is a chain of blocks walked in recorded order, so each block is decided whatever became of the one before, and
 the ledger runs on through the chain. Columns are drawn as arrays, without records, and topology is laid out once.
 
-Usage: ``NUMBA_ENABLE_CUDASIM=1 python -m tests.twins.blocks OUT.npz BLOCKS``
+Usage: ``NUMBA_ENABLE_CUDASIM=1 python -m tests.twins.blocks OUT.npz BLOCKS PART PARTS``: every PARTS-th case from PART on.
 """
 
 from __future__ import annotations
@@ -117,11 +117,11 @@ def rows_of(tables: Tables, graph: Graph) -> Rows:
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-def graphs(tables: Tables) -> dict[str, Graph]:
+def graphs(tables: Tables, chosen: dict[str, Grid]) -> dict[str, Graph]:
     """Return a graph per case; topology is laid out once per meaning of a mismatch."""
     bare: dict[str, Graph] = {}
     made = {}
-    for name, grid in cases().items():
+    for name, grid in chosen.items():
         kind = grid.layout.mismatch
         if kind not in bare:
             bare[kind] = build_graph(tables, reading("lightllm" if kind == "regret" else "paper")[1])  # type: ignore[arg-type]
@@ -130,11 +130,12 @@ def graphs(tables: Tables) -> dict[str, Graph]:
     return made
 
 
-def walked(tables: Tables, device: str) -> dict[str, np.ndarray]:
-    """Walk every case; return accepted and relaxed tokens, ledger and histogram."""
+def walked(tables: Tables, device: str, part: int = 0, parts: int = 1) -> dict[str, np.ndarray]:
+    """Walk cases; return accepted and relaxed tokens, ledger and histogram."""
     found = {}
-    laid = graphs(tables)
-    for name, grid in cases().items():
+    chosen = dict(list(cases().items())[part::parts])
+    laid = graphs(tables, chosen)
+    for name, grid in chosen.items():
         walks = walk_grid(laid[name], grid, off_trace="recorded", device=device)
         found[f"{name}|counts"] = walks.counts[0][:, [ACCEPTED, RELAXED]]
         found[f"{name}|spent"] = walks.spent[0]
@@ -197,4 +198,4 @@ def decided(tables: Tables) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    np.savez(sys.argv[1], **walked(Tables(int(sys.argv[2])), "cuda"))
+    np.savez(sys.argv[1], **walked(Tables(int(sys.argv[2])), "cuda", *map(int, sys.argv[3:])))

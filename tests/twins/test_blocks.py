@@ -18,19 +18,25 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("blocks", [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_every_block_is_decided_alike(blocks: int, tmp_path: Path) -> None:
     pytest.importorskip("numba_cuda")
-    out = tmp_path / "blocks.npz"
-    simulator = subprocess.Popen(
-        [sys.executable, "-m", "tests.twins.blocks", str(out), str(blocks)],
-        cwd=ROOT, env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"},
-    )  # fmt: skip
+    parts = 2  # the simulator is slow: two processes
+    simulators = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.twins.blocks", tmp_path / f"{n}.npz", str(blocks), str(n), str(parts)],
+            cwd=ROOT, env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"},
+        )
+        for n in range(parts)
+    ]  # fmt: skip
     try:
         tables = Tables(blocks)
         oracle, compiled = decided(tables), walked(tables, "cpu")
-        assert simulator.wait(900) == 0
+        assert [simulator.wait(900) for simulator in simulators] == [0] * parts
     finally:
-        simulator.kill()
-    with np.load(out) as file:
-        simulated = dict(file)
+        for simulator in simulators:
+            simulator.kill()
+    simulated = {}
+    for n in range(parts):
+        with np.load(tmp_path / f"{n}.npz") as file:
+            simulated |= dict(file)
     assert oracle.keys() == compiled.keys() == simulated.keys()
     for name in oracle:
         assert np.array_equal(oracle[name], compiled[name]), name
