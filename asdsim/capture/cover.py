@@ -310,7 +310,8 @@ class BatchRunner:
         batch: int = DEFAULT_BATCH,
         kv_bytes: int = DEFAULT_KV_BYTES,
     ) -> None:
-        self._target, self._drafter = target.pooled(kv_bytes), drafter.pooled(kv_bytes)
+        self._target = target.pooled(kv_bytes)
+        self._drafter = drafter.pooled_beside(self._target, kv_bytes)
         self._vocab_size, self._synchronize = target.vocab_size, target.synchronize
         self._width, self._recorder, self._batch = num_draft_tokens, recorder, batch
 
@@ -398,16 +399,18 @@ class FaithfulRunner:
         if at >= 0:
             self._states.move_to_end((request.request_id, at))
             held = self._states[request.request_id, at]
-            verifying, drafting = held[0].fork(), held[1].fork()
+            verifying = held[0].fork()
+            drafting = held[1].fork_beside(verifying)
         else:
             verifying = self._target.session(request.prompt_ids)
-            drafting = self._drafter.session(request.prompt_ids)
+            drafting = self._drafter.session_beside(request.prompt_ids, verifying)
         for at in reversed(chain):
             prefix = [*request.prompt_ids, *_tokens_before(steps, at)]
             drafting.propose(prefix, self._width)
             verifying.score(prefix, steps[at].draft_ids.tolist())
         if chain:
-            self._hold(request.request_id, step_id, verifying.fork(), drafting.fork())
+            twin = verifying.fork()
+            self._hold(request.request_id, step_id, twin, drafting.fork_beside(twin))
         return verifying, drafting
 
     def _hold(self, name: str, step_id: int, verifying: TargetSession, drafting: DrafterSession) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ..errors import CaptureError
 from .kvpool import PooledTarget
 from .lm import LanguageModel, Thread, left_pad
 from .protocol import Logits, ManyScorer, Target
@@ -27,6 +28,11 @@ class HFSession:
     def score(self, prefix_ids: Sequence[int], draft_ids: Sequence[int]) -> Logits:
         """Return logits (K + 1, V): row i after ``prefix_ids`` and ``draft_ids[:i]``."""
         return self._thread.rows([*prefix_ids, *draft_ids], len(draft_ids) + 1)
+
+    @torch.inference_mode()
+    def states(self, ids: Sequence[int], taps: Sequence[int] | None = None) -> torch.Tensor:
+        """Return hidden states (n, taps x d) at each of ``ids``; only what was not run before is run."""
+        return self._thread.lm.pick(self._thread.states(list(ids)), taps)
 
 
 class HFTarget(Target):
@@ -74,6 +80,23 @@ class HFTarget(Target):
         """Return a session with an empty KV cache."""
         return HFSession(Thread(self.lm))
 
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the hidden states of ``layers`` of whatever is run from now on, for a drafter that reads them.
+
+        Raises
+        ------
+        CaptureError
+            If the model has no such layer.
+        """
+        total = int(self.lm.config.num_hidden_layers)
+        for layer in layers:
+            if not 0 <= layer <= total:
+                raise CaptureError(
+                    f"the drafter reads hidden state {layer}, the target has {total} layers (states 0 to {total})",
+                    fix="use the head made for this target, or name the states with --draft-layer-ids",
+                )
+        self.lm.tap(layers)
+
     def pooled(self, max_bytes: int) -> ManyScorer:
         """Return a ``score_many`` that reuses the KV of shared prefixes, where the model's cache can be taken apart."""
         return PooledTarget(self.lm, max_bytes) if self.lm.rewinds and max_bytes > 0 else self
@@ -88,6 +111,17 @@ class HFTarget(Target):
         keep = max(len(draft) for draft in drafts) + 1
         logits = self.lm.run(tokens, None, keep, mask, positions)
         return [logits[n, keep - len(draft) - 1 :] for n, draft in enumerate(drafts)]
+
+    @torch.inference_mode()
+    def states_many(self, rows: Sequence[Sequence[int]], taps: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """Return hidden states (n, taps x d) at each token of unrelated sequences."""
+        run = [row for row in rows if row]
+        if run:
+            tokens, mask, positions = left_pad(run, self.lm.device)
+            self.lm.run(tokens, None, 1, mask, positions)
+        found = iter(() if self.lm.states is None else self.lm.states)
+        parts = [next(found)[-len(row) :] if row else self.lm.no_states() for row in rows]
+        return [self.lm.pick(part, taps) for part in parts]
 
     def describe(self) -> dict[str, Any]:
         """Return name, revision, weight checksum, dtypes, device and vocabulary."""
@@ -141,8 +175,13 @@ def weights_sha256(model: Any) -> str:
 
     Independent of how files are split or ordered; tied weights count under each of their names.
     """
+    return tensors_sha256(model.state_dict())
+
+
+def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return a checksum of named tensors: sha256 over name, dtype, shape and bytes, by name."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}\n".encode())
         data = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(memoryview(data.view(torch.uint8).numpy()))

@@ -37,10 +37,15 @@ class KVPool:
         self.lm, self.max_bytes = lm, max_bytes
         self._keys: list[torch.Tensor] = []  # per layer (slots, heads, width)
         self._values: list[torch.Tensor] = []
+        self._states: list[torch.Tensor] = []  # one (slots, taps x d) where the model is tapped
+        self._taps = lm.taps
         self._child: dict[tuple[int, int], int] = {}  # (slot of the token before or -1, token) -> slot
 
     def known(self, ids: Sequence[int], most: int) -> list[int]:
         """Return the slots of the longest prefix of ``ids`` that is held, at most ``most`` of them."""
+        if self._taps != self.lm.taps:  # tapped since: what was run before was not kept
+            self._drop()
+            self._taps = self.lm.taps
         slots: list[int] = []
         at = -1
         for token in ids[:most]:
@@ -102,8 +107,7 @@ class KVPool:
             Column of each row's first new token in the cache; the others follow.
         """
         if self._keys and len(self._child) * self._slot_bytes() > self.max_bytes:
-            self._child.clear()
-            self._keys, self._values = [], []
+            self._drop()
             return
         row_of: list[int] = []
         column_of: list[int] = []
@@ -122,15 +126,34 @@ class KVPool:
         pick, place = torch.tensor(row_of, device=self.lm.device), torch.tensor(column_of, device=self.lm.device)
         for pool, name in ((self._keys, "keys"), (self._values, "values")):
             for layer, entry in enumerate(cache.layers):
-                fresh = getattr(entry, name)[pick, :, place]
-                if layer == len(pool):
-                    pool.append(fresh.new_zeros((GROWTH, *fresh.shape[1:])))
-                while base + len(fresh) > len(pool[layer]):
-                    pool[layer] = torch.cat([pool[layer], torch.zeros_like(pool[layer])])
-                pool[layer][base : base + len(fresh)] = fresh
+                _put(pool, layer, base, getattr(entry, name)[pick, :, place])
+        if self.lm.taps:
+            assert self.lm.states is not None
+            older = cache.layers[0].keys.shape[-2] - self.lm.states.shape[1]  # columns that were held, not run
+            _put(self._states, 0, base, self.lm.states[pick, place - older])
+
+    def states(self, slots: Sequence[int]) -> torch.Tensor:
+        """Return the tapped states (n, taps x d) of slots."""
+        if not slots:
+            return self.lm.no_states()
+        return self._states[0][torch.tensor(slots, device=self.lm.device)]
+
+    def _drop(self) -> None:
+        self._child.clear()
+        self._keys, self._values, self._states = [], [], []
 
     def _slot_bytes(self) -> int:
-        return sum(tensor[0].numel() * tensor.element_size() for tensor in (*self._keys, *self._values))
+        held = (*self._keys, *self._values, *self._states)
+        return sum(tensor[0].numel() * tensor.element_size() for tensor in held)
+
+
+def _put(pool: list[torch.Tensor], part: int, base: int, fresh: torch.Tensor) -> None:
+    """Write ``fresh`` from slot ``base`` on, and let the pool grow where it must."""
+    if part == len(pool):
+        pool.append(fresh.new_zeros((GROWTH, *fresh.shape[1:])))
+    while base + len(fresh) > len(pool[part]):
+        pool[part] = torch.cat([pool[part], torch.zeros_like(pool[part])])
+    pool[part][base : base + len(fresh)] = fresh
 
 
 class PooledTarget:
@@ -153,6 +176,24 @@ class PooledTarget:
         ends = mask.shape[1]
         pool.store(cache, rows, held, [ends - (len(row) - len(slots)) for row, slots in zip(rows, held, strict=True)])
         return [logits[n, keep - len(draft) - 1 :] for n, draft in enumerate(drafts)]
+
+    @torch.inference_mode()
+    def states_many(self, rows: Sequence[Sequence[int]], taps: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """Return hidden states (n, taps x d) at each token of unrelated sequences; only what is not held is run."""
+        pool, lm = self._pool, self._pool.lm
+        held = [pool.known(row, len(row)) for row in rows]
+        parts = [pool.states(slots) for slots in held]
+        todo = [n for n, (row, slots) in enumerate(zip(rows, held, strict=True)) if len(slots) < len(row)]
+        if todo:
+            run, have = [rows[n] for n in todo], [held[n] for n in todo]
+            cache, tokens, mask, positions = pool.start(run, have)
+            lm.run(tokens, cache, 1, mask, positions)
+            assert lm.states is not None
+            missing = [len(row) - len(slots) for row, slots in zip(run, have, strict=True)]
+            for n, count, new in zip(todo, missing, lm.states, strict=True):
+                parts[n] = torch.cat([parts[n], new[-count:]])
+            pool.store(cache, run, have, [mask.shape[1] - count for count in missing])
+        return [lm.pick(part, taps) for part in parts]
 
 
 class PooledDrafter:

@@ -71,6 +71,14 @@ class LanguageModel:
     ----------
     model : transformers.PreTrainedModel
         In eval mode, on its device.
+
+    Attributes
+    ----------
+    taps : tuple of int
+        Hidden states to keep of each run, ascending, as Transformers counts them: 0 the embeddings, i what layer i - 1
+        puts out, the last behind the final norm.
+    states : tensor (batch, n, taps x d) or None
+        Those of the last run.
     """
 
     def __init__(self, model: Any) -> None:
@@ -84,6 +92,28 @@ class LanguageModel:
         kinds = set(getattr(self.config, "layer_types", None) or ())
         # Other layers (sliding window, recurrent) forget: they can be taken back only by what the last call added.
         self.rewinds = kinds <= {"full_attention"} and getattr(self.config, "sliding_window", None) is None
+        self.taps: tuple[int, ...] = ()
+        self.states: torch.Tensor | None = None
+
+    def tap(self, taps: Sequence[int]) -> None:
+        """Keep these hidden states too from now on."""
+        self.taps = tuple(sorted({*self.taps, *taps}))
+
+    def pick(self, states: torch.Tensor, taps: Sequence[int] | None) -> torch.Tensor:
+        """Return the columns (.., taps x d) of ``taps``, in their order, from states of all that are tapped."""
+        if taps is None or tuple(taps) == self.taps:
+            return states
+        parts = states.unflatten(-1, (len(self.taps), -1))
+        return parts[..., [self.taps.index(tap) for tap in taps], :].flatten(-2)
+
+    @cached_property
+    def hidden_size(self) -> int:
+        """Width d of a hidden state."""
+        return int(self.model.get_input_embeddings().weight.shape[1])
+
+    def no_states(self) -> torch.Tensor:
+        """Return the states (0, taps x d) of no tokens."""
+        return torch.empty((0, len(self.taps) * self.hidden_size), dtype=self.model.dtype, device=self.device)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -123,12 +153,17 @@ class LanguageModel:
             extra["attention_mask"] = mask
         if positions is not None and self._places:
             extra["position_ids"] = positions
-        logits = self.model(input_ids=tokens, **extra).logits
+        if self.taps:
+            extra["output_hidden_states"] = True
+        result = self.model(input_ids=tokens, **extra)
+        if self.taps:
+            self.states = torch.cat([result.hidden_states[tap] for tap in self.taps], dim=-1)
+        logits = result.logits
         return logits if self._keeps else logits[:, -keep:]
 
 
 class Thread:
-    """One token sequence at a model, with its KV cache.
+    """One token sequence at a model, with its KV cache and the hidden states that are tapped.
 
     Parameters
     ----------
@@ -140,9 +175,13 @@ class Thread:
         self.cache = lm.new_cache()
         self.ids: list[int] = []
         self._added = 0  # tokens that the last call appended
+        self._taps = lm.taps
+        self._states: torch.Tensor | None = None  # (at least len(ids), taps x d)
 
     def rows(self, ids: list[int], keep: int) -> torch.Tensor:
         """Return the last ``keep`` logit rows (keep, V) for the sequence ``ids``; runs what the cache does not hold."""
+        if self._taps != self.lm.taps:  # tapped since: what was run before was not kept
+            self.cache, self.ids, self._added, self._taps = self.lm.new_cache(), [], 0, self.lm.taps
         common = min(common_prefix(self.ids, ids), len(ids) - keep)
         surplus = len(self.ids) - common
         if surplus > self._added and not self.lm.rewinds:
@@ -152,14 +191,39 @@ class Thread:
             self.cache.crop(-surplus)
         tokens = torch.tensor([ids[common:]], dtype=torch.int64, device=self.lm.device)
         logits = self.lm.run(tokens, self.cache, keep)
+        self._keep_states(common)
         self.ids = ids[:]
         self._added = len(ids) - common
         return logits[0]
+
+    def states(self, ids: list[int]) -> torch.Tensor:
+        """Return the tapped states (len(ids), taps x d); runs what the cache does not hold."""
+        if not ids:
+            return self.lm.no_states()
+        if self._taps != self.lm.taps or self.ids[: len(ids)] != ids:
+            self.rows(ids, 1)
+        assert self._states is not None
+        return self._states[: len(ids)]
+
+    def _keep_states(self, common: int) -> None:
+        """Write the states of the last run behind the first ``common``, in place while there is room."""
+        if not self.lm.taps:
+            return
+        assert self.lm.states is not None
+        new = self.lm.states[0]
+        total = common + len(new)
+        if self._states is None or total > len(self._states):
+            room = new.new_empty((total + max(64, total // 2), new.shape[1]))
+            if self._states is not None:
+                room[:common] = self._states[:common]
+            self._states = room
+        self._states[common:total] = new
 
     def fork(self) -> Thread:
         """Return an independent thread with a copy of the KV cache."""
         twin = Thread(self.lm)
         twin.cache, twin.ids, twin._added = copy.deepcopy(self.cache), self.ids[:], self._added
+        twin._taps, twin._states = self._taps, None if self._states is None else self._states.clone()
         return twin
 
     def greedy(self, ids: list[int], steps: int) -> tuple[list[int], torch.Tensor]:

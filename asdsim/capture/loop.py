@@ -233,12 +233,16 @@ def decode(
     check_request(target, drafter, request, num_draft_tokens)
     course = Course(request, policy)
     verifying = target.session(request.prompt_ids)
-    drafting = drafter.session(request.prompt_ids)
+    drafting = drafter.session_beside(request.prompt_ids, verifying)
     steps: list[StepRecord] = []
     parent, parent_accepted = NO_PARENT, NO_PARENT
     while not course.done:
         prefix, start_pos, step_id = course.prefix, len(course.tokens), len(course.outcomes)
         where = f"request {request.request_id}, step {step_id}"
+        before = perf_counter()
+        if drafter.reads_target:  # at the first step the prompt: the target's work, not the drafter's
+            verifying.states(prefix[:-1])
+            target.synchronize()
         t0 = perf_counter()
         proposal = cut(drafting.propose(prefix, num_draft_tokens), policy.layout.width)
         t1 = perf_counter()
@@ -257,7 +261,7 @@ def decode(
         outcome = course.take(proposal.ids, seen, record)
         t4 = perf_counter()
         if recorder is not None:
-            times = ((t1 - t0) * 1e6, (t3 - t2) * 1e6, (t4 - t3) * 1e6)
+            times = ((t1 - t0) * 1e6, (t0 - before + t3 - t2) * 1e6, (t4 - t3) * 1e6)
             if record is None:
                 steps.append(recorder.step(seen, proposal, where=where, times_us=times, **place))
             else:

@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import CaptureError
+
 Logits: TypeAlias = Any
 """A torch tensor or numpy array of floats, (rows, vocabulary), before any softmax or logits processor."""
 
@@ -43,6 +45,14 @@ class TargetSession(Protocol):
     def score(self, prefix_ids: Sequence[int], draft_ids: Sequence[int]) -> Logits:
         """Return logits (K + 1, V): row i after ``prefix_ids`` and ``draft_ids[:i]``."""
         ...
+
+    def states(self, ids: Sequence[int], taps: Sequence[int] | None = None) -> Any:
+        """Return hidden states (n, taps x d) at each of ``ids``; only what was not run before is run.
+
+        ``taps`` count as Transformers does: 0 the embeddings, i what layer i - 1 puts out, the last behind the final
+        norm. None means all that are tapped.
+        """
+        raise CaptureError("this target shows no hidden states", fix="use a drafter that needs none")
 
     def fork(self) -> TargetSession:
         """Return an independent session in the same state."""
@@ -100,6 +110,10 @@ class DrafterSession(Protocol):
         """Return an independent session in the same state."""
         return copy.deepcopy(self)
 
+    def fork_beside(self, target_session: TargetSession) -> DrafterSession:
+        """Return a fork that reads from ``target_session``, where this one read from its twin."""
+        return self.fork()
+
 
 class ManyScorer(Protocol):
     """What a batch asks of a target."""
@@ -134,6 +148,8 @@ class Drafter(Protocol):
         True when a proposal is a function of the prefix alone; otherwise a trace cannot be completed by ``cover``.
     has_logits : bool
         True when a proposal can carry the drafter's logit rows.
+    reads_target : bool
+        True when a proposal is made from the target's hidden states.
     """
 
     name: str
@@ -142,10 +158,15 @@ class Drafter(Protocol):
     max_positions: int | None = None
     memoryless: bool = True
     has_logits: bool = False
+    reads_target: bool = False
 
     def session(self, prompt_ids: Sequence[int]) -> DrafterSession:
         """Return a fresh session for one request."""
         ...
+
+    def session_beside(self, prompt_ids: Sequence[int], target_session: TargetSession) -> DrafterSession:
+        """Return a fresh session that may read the target's hidden states from the session that verifies."""
+        return self.session(prompt_ids)
 
     def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
         """Propose for many prefixes that have nothing to do with each other."""
@@ -154,6 +175,10 @@ class Drafter(Protocol):
     def pooled(self, max_bytes: int) -> ManyProposer:
         """Return a ``propose_many`` that may keep ``max_bytes`` of KV cache for prefixes it has met."""
         return self
+
+    def pooled_beside(self, target: ManyScorer, max_bytes: int) -> ManyProposer:
+        """Return a ``propose_many`` that may read the target's hidden states from the ``target`` of the batch."""
+        return self.pooled(max_bytes)
 
     def describe(self) -> dict[str, Any]:
         """Return what identifies this drafter and its settings, for the manifest."""

@@ -1,13 +1,21 @@
-"""Drafters by name: ``layer-skip[:LAYERS]``, ``lookup[:N]``, ``model:NAME``."""
+"""Drafters by name: ``layer-skip[:LAYERS]``, ``lookup[:N]``, ``model:NAME``; heads: ``medusa:PATH`` and the like."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...errors import UsageError, unknown_name
 
-NAMES = ("layer-skip", "lookup", "model")
+HEADS = ("medusa", "eagle3", "dspark")
+NAMES = ("layer-skip", "lookup", "model", *HEADS)
 DEFAULT_LAYERS = (12,)
+FLAGS = {"layer_ids": "--draft-layer-ids", "rope_theta": "--draft-rope-theta", "anchor": "--draft-anchor"}
+"""What may be said of a head where its checkpoint does not say it, or says it wrong; and the flag."""
+READERS = {"layer_ids": ("eagle3", "dspark"), "rope_theta": ("eagle3", "dspark"), "anchor": ("dspark",)}
+"""Heads that such a statement means something to."""
+ANCHORS = ("first", "bonus")
+"""``first``: slot 0 of a DSpark block predicts the token behind the anchor; ``bonus``: slot 1 does."""
 
 
 def check_spec(spec: str) -> tuple[str, str]:
@@ -29,6 +37,10 @@ def check_spec(spec: str) -> tuple[str, str]:
         parse_ngram(argument)
     elif name == "layer-skip":
         parse_layers(argument)
+    elif name in HEADS:
+        from .formats import check_head_name
+
+        check_head_name(name, argument)
     elif not argument:
         raise UsageError("drafter 'model' names no model", fix="write model:NAME")
     return name, argument
@@ -44,7 +56,14 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(item) for item in items}))
 
 
-def make_drafter(spec: str, target: Any, *, keep_logits: bool = False, **loading: Any) -> Any:
+def make_drafter(
+    spec: str,
+    target: Any,
+    *,
+    keep_logits: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    **loading: Any,
+) -> Any:
     """Return the drafter that ``spec`` names.
 
     Parameters
@@ -53,10 +72,14 @@ def make_drafter(spec: str, target: Any, *, keep_logits: bool = False, **loading
     target : HFTarget
     keep_logits : bool
         Hand over logit rows, for divergences.
+    overrides : mapping, optional
+        For heads, see :data:`FLAGS`: what the checkpoint does not say, or says wrong.
     **loading
-        ``revision``, ``dtype``, ``device``, ``offline``, ``trust_remote_code`` for ``model:NAME``.
+        ``revision``, ``dtype``, ``device``, ``offline``, ``trust_remote_code`` for ``model:NAME``; a head takes the
+        target's dtype and device.
     """
     name, argument = check_spec(spec)
+    check_overrides(name, overrides or {})
     if name == "lookup":
         from .lookup import Lookup, parse_ngram
 
@@ -65,6 +88,13 @@ def make_drafter(spec: str, target: Any, *, keep_logits: bool = False, **loading
         from .layer_skip import LayerSkip
 
         drafter = LayerSkip(target.model, parse_layers(argument), keep_logits)
+    elif name in HEADS:
+        from .heads import load_head
+
+        drafter = load_head(
+            name, argument, target, keep_logits=keep_logits, overrides=overrides,
+            revision=loading.get("revision"), offline=bool(loading.get("offline")),
+        )  # fmt: skip
     else:
         from ..loop import check_vocabulary
         from ..models import load_model
@@ -77,3 +107,26 @@ def make_drafter(spec: str, target: Any, *, keep_logits: bool = False, **loading
     if keep_logits and not drafter.has_logits:
         raise UsageError(f"drafter {spec} has no distribution, so no divergences", fix="leave --divergences out")
     return drafter
+
+
+def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
+    """Refuse what is meant for a head where the drafter is none, or is one that does not read it.
+
+    Raises
+    ------
+    UsageError
+        Naming the flag.
+    """
+    for key, value in overrides.items():
+        if value is not None and name not in READERS[key]:
+            raise UsageError(f"{FLAGS[key]} has no meaning for drafter {name}", fix="leave it out")
+    if overrides.get("anchor") not in (None, *ANCHORS):
+        raise unknown_name("draft anchor", str(overrides["anchor"]), list(ANCHORS))
+
+
+def parse_layer_ids(text: str) -> tuple[int, ...]:
+    """Read ``"2,15,27"``: hidden states of the target, 0 the embeddings, i what layer i - 1 puts out."""
+    items = [item.strip() for item in text.split(",")]
+    if not all(item.isascii() and item.isdigit() for item in items):
+        raise UsageError(f"--draft-layer-ids {text!r} is no list of hidden states", fix="write for example 2,15,27")
+    return tuple(map(int, items))

@@ -11,7 +11,7 @@ import torch
 from ...errors import CaptureError
 from ..kvpool import PooledDrafter
 from ..lm import LanguageModel, Thread, draft_greedy, draft_greedy_many
-from ..protocol import Drafter, ManyProposer, Proposal
+from ..protocol import Drafter, DrafterSession, ManyProposer, Proposal
 
 
 def skip_layers(model: Any, layers: Sequence[int]) -> Any:
@@ -73,7 +73,7 @@ def _layer_list(model: Any, total: int) -> tuple[Any, str]:
     raise CaptureError("layer-skip: cannot tell this model's layers", fix="use --drafter lookup or model:NAME")
 
 
-class GreedySession:
+class GreedySession(DrafterSession):
     """One request at a model that drafts greedily."""
 
     def __init__(self, thread: Thread, keep_logits: bool) -> None:

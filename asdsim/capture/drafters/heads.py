@@ -1,0 +1,312 @@
+"""Draft heads: small networks that read the target's hidden states.
+
+Notation: the prefix is x_0..x_n; its last token x_n, the anchor, is committed but not yet run through the target, so
+hidden states exist for positions 0..n-1. They come from the verification pass itself: the session that verifies keeps
+them, and what it has not run yet (the prompt at first) it runs then and not again.
+
+A head sees true states at accepted positions only; what it builds on its own states is dropped after each proposal. So
+a proposal is a function of the prefix. A prefix of one token has no states, and no draft.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from ...errors import UsageError
+from ..lm import common_prefix, logprobs_of
+from ..protocol import Drafter, DrafterSession, ManyProposer, ManyScorer, Proposal, TargetSession
+from .formats import Checkpoint, read_checkpoint
+
+CLASSES = {"medusa": "Medusa", "eagle3": "Eagle3", "dspark": "DSpark"}
+"""Kinds of heads: module beside this one, and the class in it."""
+
+
+class Head(torch.nn.Module):
+    """A draft head.
+
+    Attributes
+    ----------
+    kind : str
+        Key of :data:`CLASSES`.
+    taps : tuple of int
+        Hidden states of the target that it reads: 0 the embeddings, i what layer i - 1 puts out, L behind the final
+        norm.
+    hidden_size : int
+        d of the target.
+    vocab_size : int
+        Width of the target's logit rows.
+    max_draft_tokens : int or None
+        Largest K, None where there is no limit.
+    """
+
+    kind: str
+    taps: tuple[int, ...]
+    hidden_size: int
+    vocab_size: int
+    max_draft_tokens: int | None = None
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> Head:
+        """Build the head for a target, in its dtype and on its device.
+
+        Raises
+        ------
+        CaptureError
+            If the checkpoint was made for another hidden size or vocabulary, is incomplete, or leaves open what an
+            override must say.
+        """
+        raise NotImplementedError
+
+    def memory(self) -> Any:
+        """Return an empty memory for one sequence, see :class:`.blocks.Memory`; None for a head without one."""
+        return None
+
+    def draft(
+        self, ids: list[int], states: torch.Tensor, memory: Any, num_draft_tokens: int
+    ) -> tuple[list[int], torch.Tensor]:
+        """Draft greedily.
+
+        Parameters
+        ----------
+        ids : list of int (n + 1,)
+            The prefix, anchor included; n >= 1.
+        states : tensor (n, taps x d)
+            True states of positions 0..n-1, in the order of ``taps``.
+        memory : Memory or None
+            Entries of a prefix of ``ids``. Extended by the true ones that are missing; nothing else stays in it.
+        num_draft_tokens : int
+            K.
+
+        Returns
+        -------
+        list of int (k,), tensor (k, V)
+            k <= K tokens and their logit rows over the target's vocabulary, -inf for tokens that the head lacks.
+        """
+        raise NotImplementedError
+
+    def draft_many(
+        self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
+    ) -> list[tuple[list[int], torch.Tensor]]:
+        """Draft for unrelated prefixes in one batch, from scratch."""
+        raise NotImplementedError
+
+
+class HeadSession(DrafterSession):
+    """One request at a head, beside the session that verifies it."""
+
+    def __init__(self, head: Head, target_session: TargetSession, keep_logits: bool) -> None:
+        self._head, self._beside, self._keep_logits = head, target_session, keep_logits
+        self._memory = head.memory()
+        self._ids: list[int] = []  # what the memory was built for
+
+    def fork_beside(self, target_session: TargetSession) -> HeadSession:
+        """Return an independent session that reads from ``target_session``."""
+        twin = HeadSession(self._head, target_session, self._keep_logits)
+        twin._memory, twin._ids = copy.deepcopy(self._memory), self._ids[:]
+        return twin
+
+    def fork(self) -> HeadSession:
+        """Return an independent session beside a fork of the target's."""
+        return self.fork_beside(self._beside.fork())
+
+    @torch.inference_mode()
+    def propose(self, prefix_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
+        """Return at most ``num_draft_tokens`` tokens."""
+        ids = list(prefix_ids)
+        states = self._beside.states(ids[:-1], self._head.taps)
+        if len(ids) < 2:
+            return Proposal([])
+        if self._memory is not None:
+            self._memory.crop(common_prefix(self._ids, ids))
+        tokens, rows = self._head.draft(ids, states, self._memory, num_draft_tokens)
+        self._ids = ids
+        return proposal_of(tokens, rows, self._keep_logits)
+
+
+def proposal_of(tokens: list[int], rows: torch.Tensor, keep_logits: bool) -> Proposal:
+    """Return a proposal with log-probabilities over what the head can draft."""
+    return Proposal(tokens, logprobs_of(rows, tokens), rows if keep_logits else None)
+
+
+class HeadDrafter(Drafter):
+    """A draft head on a target.
+
+    Parameters
+    ----------
+    head : Head
+        In the target's dtype, on its device.
+    target : HFTarget
+        Its hidden states are tapped from now on.
+    name : str
+        As on the command line.
+    keep_logits : bool
+        Hand the logit rows over with each proposal, for divergences.
+    identity : dict, optional
+        More for the manifest.
+    """
+
+    has_logits = True
+    reads_target = True
+
+    def __init__(
+        self, head: Head, target: Any, name: str, keep_logits: bool = False, identity: Mapping[str, Any] | None = None
+    ) -> None:
+        self.head, self.target, self.name, self.keep_logits = head.eval(), target, name, keep_logits
+        self.vocab_size = head.vocab_size
+        self.max_draft_tokens = head.max_draft_tokens
+        self._identity = dict(identity or {})
+        target.tap(head.taps)
+
+    def session(self, prompt_ids: Sequence[int]) -> HeadSession:
+        """Return a session with a target session of its own."""
+        return self.session_beside(prompt_ids, self.target.session(prompt_ids))
+
+    def session_beside(self, prompt_ids: Sequence[int], target_session: TargetSession) -> HeadSession:
+        """Return a session that reads from the one that verifies."""
+        return HeadSession(self.head, target_session, self.keep_logits)
+
+    def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
+        """Propose for unrelated prefixes in one batch, states computed from scratch."""
+        return HeadBatch(self, self.target).propose_many(prefixes, num_draft_tokens)
+
+    def pooled(self, max_bytes: int) -> ManyProposer:
+        """Return a ``propose_many`` with a pool of target states of its own."""
+        return self.pooled_beside(self.target.pooled(max_bytes), max_bytes)
+
+    def pooled_beside(self, target: ManyScorer, max_bytes: int) -> HeadBatch:
+        """Return a ``propose_many`` that reads from the target of the batch."""
+        return HeadBatch(self, target)
+
+    def describe(self) -> dict[str, Any]:
+        """Return kind, hidden states read, largest K and dtype, beside what the checkpoint says of itself."""
+        return {
+            "name": self.name,
+            "kind": self.head.kind,
+            **self._identity,
+            "taps": list(self.head.taps),
+            "max_draft_tokens": self.head.max_draft_tokens,
+            "dtype": self.target.dtype,
+            "vocab_size": self.vocab_size,
+        }
+
+
+class HeadBatch:
+    """``propose_many`` of a head, with the hidden states of a target that scores in batches."""
+
+    def __init__(self, drafter: HeadDrafter, target: Any) -> None:
+        self._drafter, self._target = drafter, target
+
+    @torch.inference_mode()
+    def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
+        """Propose for unrelated prefixes in one batch."""
+        head, keep = self._drafter.head, self._drafter.keep_logits
+        rows = [list(prefix) for prefix in prefixes]
+        states = self._target.states_many([row[:-1] for row in rows], head.taps)
+        some = [n for n, row in enumerate(rows) if len(row) > 1]
+        found = [Proposal([]) for _ in rows]
+        if some:
+            drafts = head.draft_many([rows[n] for n in some], [states[n] for n in some], num_draft_tokens)
+            for n, (tokens, logits) in zip(some, drafts, strict=True):
+                found[n] = proposal_of(tokens, logits, keep)
+        return found
+
+
+def load_head(
+    kind: str,
+    name: str,
+    target: Any,
+    *,
+    keep_logits: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    offline: bool = False,
+) -> HeadDrafter:
+    """Return the drafter that a checkpoint holds.
+
+    Parameters
+    ----------
+    kind : str
+        Key of :data:`CLASSES`, as asked for.
+    name : str
+        File, directory or hub repository.
+    target : HFTarget
+    keep_logits : bool
+    overrides : mapping, optional
+        See :data:`asdsim.capture.drafters.FLAGS`; None values count as not given.
+    revision, offline
+        See :func:`.formats.read_checkpoint`.
+
+    Raises
+    ------
+    CaptureError, UsageError
+        If it cannot be read, is of another kind, or does not fit the target.
+    """
+    checkpoint = read_checkpoint(name, revision=revision, offline=offline)
+    if checkpoint.kind != kind:
+        raise UsageError(
+            f"this is a head of kind {checkpoint.kind}, not {kind}",
+            where=name,
+            fix=f"write --drafter {checkpoint.kind}:{name}",
+        )
+    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    head = head_class(kind).from_checkpoint(checkpoint, target.model, **given)
+    identity = {
+        "checkpoint": name,
+        "revision": checkpoint.revision,
+        "weights_sha256": checkpoint.sha256,
+        "overrides": {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()},
+    }
+    return HeadDrafter(head, target, f"{kind}:{name}", keep_logits, identity)
+
+
+def head_class(kind: str) -> type[Head]:
+    """Return the class of a kind of heads."""
+    found: type[Head] = getattr(import_module(f".{kind}", __package__), CLASSES[kind])
+    return found
+
+
+def output_head(target_model: Any) -> Any:
+    """Return the target's last projection."""
+    return target_model.get_output_embeddings()
+
+
+def target_shape(target_model: Any) -> tuple[int, int, int]:
+    """Return hidden size d, vocabulary V and layers L of a target."""
+    config = target_model.config.get_text_config()
+    width = int(target_model.get_input_embeddings().weight.shape[1])
+    return width, int(output_head(target_model).weight.shape[0]), int(config.num_hidden_layers)
+
+
+def check_size(checkpoint: Checkpoint, what: str, of_head: int, of_target: int) -> None:
+    """Refuse a head made for a target of another size."""
+    if of_head != of_target:
+        raise checkpoint.error(
+            f"the head was made for {what} {of_head}, the target has {of_target}", "use the head made for this target"
+        )
+
+
+def fill(head: Head, checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], target_model: Any) -> Any:
+    """Load tensors into a head, all of them and no other, in the target's dtype and on its device.
+
+    Raises
+    ------
+    CaptureError
+        Naming the first tensor that is missing, left over or of another shape.
+    """
+    wanted = head.state_dict()
+    for name in sorted(wanted.keys() | tensors.keys()):
+        if name not in tensors:
+            raise checkpoint.error(f"tensor {name} is missing")
+        if name not in wanted:
+            raise checkpoint.error(f"tensor {name} has no place in a {head.kind} head")
+        if wanted[name].shape != tensors[name].shape:
+            raise checkpoint.error(
+                f"tensor {name} is {tuple(tensors[name].shape)}, not {tuple(wanted[name].shape)}",
+            )
+    head.load_state_dict(dict(tensors))
+    return head.to(device=target_model.device, dtype=target_model.dtype).eval()
