@@ -104,14 +104,16 @@ def paint(  # type: ignore[no-untyped-def]
 
 
 def walk_boxes(  # type: ignore[no-untyped-def]
-    r_lo, r_hi, budgets, gates, caps, cap_from, gate_from, off_trace, strict, root, limit,
+    requests, budgets, gates, caps, cap_from, gate_from, off_trace, strict, root, limit,
     drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens,
     path_ptr, path_step, align_ptr, align_step, boxes, spent_at, total_at, counts, corners, sums, spent_of,
 ):  # fmt: skip
-    """Walk requests ``r_lo .. r_hi - 1`` under every combination of budgets, gates and caps.
+    """Walk some requests under every combination of budgets, gates and caps.
 
     Parameters
     ----------
+    requests : int64
+        Which.
     budgets, gates, caps : float64
         Ascending.
     cap_from : int64 (K + 2,)
@@ -140,7 +142,8 @@ def walk_boxes(  # type: ignore[no-untyped-def]
     """
     figures = sums.shape[3]
     walked = 0
-    for request in range(r_lo, r_hi):
+    for place in range(requests.shape[0]):
+        request = requests[place]
         for k in range(figures):
             counts[0, k] = 0
         boxes[0, STEP] = root[request]

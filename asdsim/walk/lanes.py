@@ -148,10 +148,17 @@ def settle_all(state, base, base_bins, num):  # type: ignore[no-untyped-def]
         base_bins[w] = 0
 
 
-def put_aside(state, num, largest):  # type: ignore[no-untyped-def]
-    """Add the packed counters of ``num`` lanes to the rows behind the bins and clear them, before a field runs over."""
+def put_aside(state, num, largest, first):  # type: ignore[no-untyped-def]
+    """Add the packed counters of ``num`` lanes to the rows behind the bins and clear them, before a field runs over.
+
+    The ``first`` time in a row of the walk those rows hold what another one left.
+    """
     words = largest // 8 + 1
     tally = BINS + words * WIDTH
+    for row in range(tally // WIDTH, state.shape[0] // WIDTH if first else 0):
+        kept = state[row * WIDTH : (row + 1) * WIDTH]
+        for k in range(num):
+            kept[k] = 0
     for k in range(num):
         word = state[WORD + k]
         state[tally + TOKENS * WIDTH + k] += word & ((1 << AT_RELAXED) - 1)
@@ -166,9 +173,9 @@ def put_aside(state, num, largest):  # type: ignore[no-untyped-def]
             state[BINS + w * WIDTH + k] = 0
 
 
-def fill(state, top, to):  # type: ignore[no-untyped-def]
-    """Copy lane ``top`` to the lanes above it up to ``to``."""
-    for row in range(state.shape[0] // WIDTH):
+def fill(state, first, last, top, to):  # type: ignore[no-untyped-def]
+    """Copy lane ``top`` to the lanes above it up to ``to``, in some rows."""
+    for row in range(first, last):
         value = state[row * WIDTH + top]
         of_row = state[row * WIDTH : (row + 1) * WIDTH]
         for k in range(top + 1, to + 1):
@@ -176,7 +183,7 @@ def fill(state, top, to):  # type: ignore[no-untyped-def]
 
 
 def leave_top(  # type: ignore[no-untyped-def]
-    ledger, state, top, n, lo, hi, room, mm_pos, mm_score, mm_before, mm_charge, gate, cap
+    ledger, state, top, n, lo, hi, room, mm_pos, mm_score, mm_before, mm_charge, gate, cap, careful, last_row
 ):  # fmt: skip
     """Take the lowest budgets out of the top lane where a mismatch of this block is too dear for them.
 
@@ -197,7 +204,8 @@ def leave_top(  # type: ignore[no-untyped-def]
         return top
     for k in range(top + 1, to + 1):
         ledger[SPENT + k] = spent
-    fill(state, top, to)
+    fill(state, 0, 4 if careful else 1, top, to)  # the word; and LIVE, ROOM, SEEN
+    fill(state, BINS // WIDTH, last_row, top, to)
     return to
 
 
@@ -271,13 +279,13 @@ def walk_row(  # type: ignore[no-untyped-def]
         state[row * WIDTH] = 0
     ledger[SPENT] = 0.0
     base, since, top, offered = 0, 0, 0, 0
-    aside = False
+    aside, last_row = False, BINS // WIDTH + largest // 8 + 1
     for p in range(p_lo, safe):
         step = path_step[p]
         if since == period:
-            aside = True
             settle_all(state, base, base_bins, top + 1)
-            put_aside(state, top + 1, largest)
+            put_aside(state, top + 1, largest, not aside)
+            aside, last_row = True, state.shape[0] // WIDTH
             base, since = 0, 0
         since += 1
         lo, hi = mm_ptr[step], mm_ptr[step + 1]
@@ -303,7 +311,7 @@ def walk_row(  # type: ignore[no-untyped-def]
                 if verdict == BUDGET:
                     top = leave_top(
                         ledger, state, top, n, lo, lo + within, largest + 1,
-                        mm_pos, mm_score, mm_before, mm_charge, gate, cap,
+                        mm_pos, mm_score, mm_before, mm_charge, gate, cap, False, last_row,
                     )  # fmt: skip
                 if verdict != ACCEPT:
                     break
@@ -354,22 +362,22 @@ def walk_row(  # type: ignore[no-untyped-def]
                 state[ROOM + k] -= state[BINS + (largest // 8 + 1 + TOKENS) * WIDTH + k]
     for p in range(safe, p_hi):
         if since == period:
-            aside = True
-            put_aside(state, top + 1, largest)
+            put_aside(state, top + 1, largest, not aside)
+            aside, last_row = True, state.shape[0] // WIDTH
             since = 0
         since += 1
         step = path_step[p]
         if top < n - 1 and state[LIVE + top] != 0:
             top = leave_top(
                 ledger, state, top, n, mm_ptr[step], mm_ptr[step + 1], state[ROOM + top],
-                mm_pos, mm_score, mm_before, mm_charge, gate, cap,
+                mm_pos, mm_score, mm_before, mm_charge, gate, cap, True, last_row,
             )  # fmt: skip
         careful_step(
             ledger, state, top + 1, step, g, gate, cap, gate_from, largest,
             drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens,
         )  # fmt: skip
     if aside:
-        put_aside(state, top + 1, largest)
+        put_aside(state, top + 1, largest, False)
     return top, offered, aside
 
 
@@ -412,14 +420,16 @@ def emit_row(state, values, before, sums, top, n, largest, offered, ended, aside
 
 
 def walk_lanes(  # type: ignore[no-untyped-def]
-    r_lo, r_hi, g_lo, g_hi, budgets, gates, caps, cap_most, gate_from, limit, path_ptr, path_step, plain,
+    requests, g_lo, g_hi, budgets, gates, caps, cap_most, gate_from, limit, path_ptr, path_step, plain,
     drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens, edge_word, largest,
     ledger, state, values, base_bins, gate_before, passing, changes, sums, spent_of, row_of,
 ):  # fmt: skip
-    """Walk requests ``r_lo .. r_hi - 1`` under the gates ``g_lo .. g_hi - 1``, all caps and all budgets.
+    """Walk some requests under the gates ``g_lo .. g_hi - 1``, all caps and all budgets.
 
     Parameters
     ----------
+    requests : int64
+        Which.
     budgets, gates, caps : float64
         Ascending; at most ``WIDTH`` budgets.
     cap_most : int64 (caps,)
@@ -447,7 +457,8 @@ def walk_lanes(  # type: ignore[no-untyped-def]
     aside = False
     for b in range(n):
         ledger[BUDGETS + b] = budgets[b]
-    for one in range(r_lo, r_hi):
+    for place in range(requests.shape[0]):
+        one = requests[place]
         p_lo, p_hi = path_ptr[one], path_ptr[one + 1]
         for g in range(changes.shape[0]):
             changes[g] = False

@@ -160,7 +160,7 @@ def sum_product(
         shape = at.shape
         spent_of, row_of = walker.tile(tile, out, at)
         total, highest, p95 = (np.zeros(shape) for _ in range(3))
-        spreader(spent_of, row_of, 0.95, total, highest, p95)
+        spreader(spent_of, row_of, 0.95, *spread.scratch(graph.num_requests), total, highest, p95)
         out.spent[at], out.highest[at], out.p95[at] = total, highest, p95
         return at.size
 
@@ -203,10 +203,10 @@ class _Lanes:
         paired = self.strict[:, columns.LEFT] == 0
         longest = int(np.diff(graph.path_ptr).max(initial=1))
         scratch = lanes.scratch(len(self.axes.gates), num_caps, largest, longest)
-        for first, last, counted in _blocks(graph.limit, largest, paired):
+        for requests, counted in _blocks(graph.limit, largest, paired):
             sums = np.zeros((height, num_caps, figures, width), np.int32)
             self.kernel(
-                first, last, tile.gates.start, tile.gates.stop, self.axes.budgets[tile.budgets], self.axes.gates,
+                requests, tile.gates.start, tile.gates.stop, self.axes.budgets[tile.budgets], self.axes.gates,
                 self.axes.caps, self.cap_most, self.gate_from, graph.limit, graph.path_ptr, graph.path_step,
                 ready.plain, graph.drafted, graph.mm_ptr, graph.mm_pos, graph.mm_score, ready.before, ready.charge,
                 graph.edge_next, ready.edge_accepted, graph.edge_tokens, ready.edge_word, largest,
@@ -249,10 +249,10 @@ class _Boxes:
         counts = np.zeros((room + 1, figures), np.int32)
         # The kernel sees the gates of this tile only.
         ranks = np.clip(self.gate_from - tile.gates.start, 0, height)
-        for first, last, _ in _blocks(graph.limit, largest, None):
+        for requests, _ in _blocks(graph.limit, largest, np.ones(graph.num_requests, bool)):
             sums = np.zeros((height + corners, num_caps + corners, width + corners, figures), np.int32)
             self.kernel(
-                first, last, self.axes.budgets[tile.budgets], self.axes.gates[tile.gates], self.axes.caps,
+                requests, self.axes.budgets[tile.budgets], self.axes.gates[tile.gates], self.axes.caps,
                 self.cap_from, ranks, self.mode, self.strict, graph.root, graph.limit, graph.drafted, graph.mm_ptr,
                 graph.mm_pos, graph.mm_score, ready.before, ready.charge, graph.edge_next, graph.edge_accepted,
                 graph.edge_tokens, graph.path_ptr, graph.path_step, graph.align_ptr, graph.align_step,
@@ -263,19 +263,16 @@ class _Boxes:
 
 
 def _blocks(
-    limit: npt.NDArray[np.int32], largest: int, paired: npt.NDArray[np.bool_] | None
-) -> Iterator[tuple[int, int, bool]]:
-    """Cut the requests where 32-bit sums could run over, and where ``paired`` changes; yield (first, last, paired)."""
+    limit: npt.NDArray[np.int32], largest: int, paired: npt.NDArray[np.bool_]
+) -> Iterator[tuple[Int64, bool]]:
+    """Cut the requests where 32-bit sums could run over, those that are ``paired`` first; yield (requests, paired)."""
     most = np.maximum(limit.astype(np.int64), 1) * max(1, largest)  # nothing that is counted exceeds it
-    first, total = 0, 0
-    for r in range(len(limit)):
-        changed = paired is not None and r > first and paired[r] != paired[first]
-        if r > first and (changed or total + int(most[r]) >= 1 << 31):
-            yield first, r, paired is None or bool(paired[first])
-            first, total = r, 0
-        total += int(most[r])
-    if first < len(limit):
-        yield first, len(limit), paired is None or bool(paired[first])
+    for flag in (True, False):
+        some = np.flatnonzero(paired == flag)
+        while len(some):
+            fit = max(1, int(np.searchsorted(np.cumsum(most[some]), 1 << 31)))
+            yield some[:fit], flag
+            some = some[fit:]
 
 
 __all__ = ["STOP", "Sums", "Tile", "sum_product", "tiles"]

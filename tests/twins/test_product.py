@@ -137,9 +137,14 @@ def test_sums_beyond_32_bits_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = MemoryTrace(made)
     graph = build_graph(trace)
     limits = np.full(4, 1 << 30, np.int32)
-    assert [block[:2] for block in product._blocks(limits, 3, None)] == [(r, r + 1) for r in range(4)]
+    every = np.ones(4, bool)
+    assert [block.tolist() for block, _ in product._blocks(limits, 3, every)] == [[0], [1], [2], [3]]
+    some = [(block.tolist(), flag) for block, flag in product._blocks(limits, 1, np.array([True, False, True, True]))]
+    assert some == [([0], True), ([2], True), ([3], True), ([1], False)]
+    assert [block.tolist() for block, _ in product._blocks(limits // 4, 1, every)] == [[0, 1, 2, 3]]
     expected = {mode: by_pairs(graph, grid(), mode) for mode in MODES}
-    monkeypatch.setattr(product, "_blocks", lambda *_: iter([(0, 1, True), (1, 3, True), (3, 4, True)]))
+    cut = [(np.array([0]), True), (np.array([1, 2]), True), (np.array([3]), True)]
+    monkeypatch.setattr(product, "_blocks", lambda *_: iter(cut))
     for mode in MODES:
         for by in ways(graph, mode):
             assert_same(expected[mode], sweep_graph(graph, grid(), off_trace=mode, device="cpu", by=by))
@@ -210,7 +215,7 @@ def test_spread(requests: int, absent: float) -> None:
     spent[rng.random(shape) < absent] = -1.0
     row_of = np.sort(rng.integers(0, 3, (requests, 3)), axis=1).astype(np.int32)
     total, highest, p95 = (np.zeros(shape[1:]) for _ in range(3))
-    spread.kernel()(spent, row_of, 0.95, total, highest, p95)
+    spread.kernel()(spent, row_of, 0.95, *spread.scratch(requests), total, highest, p95)
     laid = np.stack([spent[r][row_of[r]] for r in range(requests)], axis=-1)
     keep = laid >= 0
     assert np.array_equal(p95, masked_quantile(laid, keep, 0.95), equal_nan=True)
