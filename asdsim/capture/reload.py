@@ -38,7 +38,10 @@ def load_pair(
     model = load_target(target or str(recorded["name"]), logits_dtype=logits_dtype, revision=revision, **loading)
     spec = drafter or str(manifest.drafter["name"])
     keep = bool(manifest.settings.get("divergences"))
-    other = make_drafter(spec, model, keep_logits=keep, **loading)
+    overrides = manifest.drafter.get("overrides")
+    if drafter is None and overrides is not None:  # a head: its repository may have moved on
+        loading["revision"] = manifest.drafter.get("revision")
+    other = make_drafter(spec, model, keep_logits=keep, overrides=overrides, **loading)
     check_same(model, other, manifest)
     return model, other
 
@@ -57,7 +60,7 @@ def check_same(target: Target, drafter: Drafter, manifest: Manifest) -> None:
     ):
         same_weights = "weights_sha256" in recorded and recorded["weights_sha256"] == at_hand.get("weights_sha256")
         for key in sorted(recorded.keys() | at_hand.keys(), key=lambda key: (key != "weights_sha256", key)):
-            if same_weights and key in ("name", "model", "revision", "source", "source_sha256"):
+            if same_weights and key in ("name", "model", "checkpoint", "revision", "source", "source_sha256"):
                 continue
             if recorded.get(key) != at_hand.get(key):
                 raise CaptureError(

@@ -18,7 +18,7 @@ from ..policy import STRICT, Policy
 from ..trace.manifest import MANIFEST, Manifest
 from ..trace.records import RequestRecord
 from ..trace.schema import DIVERGENCES, MIN_TOP_K
-from .drafters import check_spec
+from .drafters import check_overrides, check_spec, parse_layer_ids
 from .interrupt import uninterrupted
 from .models import DTYPES, check_name
 from .tasks import Prompt, check_tasks, load_prompts
@@ -38,6 +38,8 @@ class Plan:
         Trace directory.
     target, drafter, task : str
         Names as on the command line.
+    draft_layer_ids, draft_rope_theta, draft_anchor : optional
+        What the checkpoint of a head does not say, or says wrong; see :data:`asdsim.capture.drafters.FLAGS`.
     limit, offset : int
         Prompts of each task.
     K : int
@@ -83,6 +85,9 @@ class Plan:
     trust_remote_code: bool = False
     resume: bool = False
     flush_every: int | None = None
+    draft_layer_ids: str | None = None
+    draft_rope_theta: float | None = None
+    draft_anchor: str | None = None
 
     def __post_init__(self) -> None:
         check_output(self.out, resume=self.resume)
@@ -90,6 +95,9 @@ class Plan:
         name, argument = check_spec(self.drafter)
         if name == "model":
             check_name(argument)
+        check_overrides(name, self.overrides)
+        if self.draft_rope_theta is not None and not 0 < self.draft_rope_theta < math.inf:
+            raise UsageError(f"--draft-rope-theta {self.draft_rope_theta:g} is no base", fix="give a number above 0")
         check_tasks(self.task)
         for flag, value, lowest in (
             ("K", self.K, 1),
@@ -111,6 +119,12 @@ class Plan:
                 raise unknown_name(kind, word, list(known))
         if self.divergences and name == "lookup":
             raise UsageError("drafter lookup has no distribution, so no divergences", fix="leave --divergences out")
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What was said of a head beside its checkpoint; None where nothing was."""
+        layers = None if self.draft_layer_ids is None else parse_layer_ids(self.draft_layer_ids)
+        return {"layer_ids": layers, "rope_theta": self.draft_rope_theta, "anchor": self.draft_anchor}
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -309,7 +323,9 @@ def capture(plan: Plan, progress: Callable[[int, int, int], None] | None = None)
     from .models import load_target
 
     target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading)
-    drafter = make_drafter(plan.drafter, target, keep_logits=bool(plan.divergences), **plan.loading)
+    drafter = make_drafter(
+        plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, **plan.loading
+    )
     return capture_with(target, drafter, prompts, plan, progress)
 
 

@@ -17,7 +17,13 @@ from .common import config_option, json_option, note, print_json, progress_bar
 @click.option("--target", default="smollm2-135m", show_default=True,
               help="Built-in smollm2-135m, a Hugging Face name, or a directory.")  # fmt: skip
 @click.option("--drafter", default="layer-skip", show_default=True,
-              help="layer-skip[:LAYERS], lookup[:N] or model:NAME.")  # fmt: skip
+              help="layer-skip[:LAYERS], lookup[:N], model:NAME, or a head: medusa:HEAD, eagle3:HEAD or dspark:HEAD, "
+              "a file, directory or OWNER/NAME on the hub.")  # fmt: skip
+@click.option("--draft-layer-ids", metavar="LIST",
+              help="Hidden states that an eagle3 or dspark head reads, if its checkpoint does not say, or says it "
+              "wrong: 0 embeddings, i output of layer i - 1.")  # fmt: skip
+@click.option("--draft-rope-theta", type=float, help="RoPE base of such a head, likewise.")
+@click.option("--draft-anchor", help="Block layout of a dspark head, likewise: first or bonus.")
 @click.option("--task", required=True, help="Comma list of gsm8k, humaneval, mt-bench, jsonl:PATH.")
 @click.option("--limit", type=int, help="At most so many prompts of each task.")
 @click.option("--offset", type=int, default=0, show_default=True, help="Skip so many prompts of each task.")

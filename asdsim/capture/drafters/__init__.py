@@ -15,7 +15,7 @@ FLAGS = {"layer_ids": "--draft-layer-ids", "rope_theta": "--draft-rope-theta", "
 READERS = {"layer_ids": ("eagle3", "dspark"), "rope_theta": ("eagle3", "dspark"), "anchor": ("dspark",)}
 """Heads that such a statement means something to."""
 ANCHORS = ("first", "bonus")
-"""``first``: slot 0 of a DSpark block predicts the token behind the anchor; ``bonus``: slot 1 does."""
+"""Of a DSpark block: ``first``: slot 0, the anchor's, predicts the next token; ``bonus``: slot 1 does."""
 
 
 def check_spec(spec: str) -> tuple[str, str]:

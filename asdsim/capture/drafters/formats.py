@@ -21,7 +21,7 @@ AUX_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 TARGET_KEY = "target_layer_ids"
 """Key of DeepSpec, DFlash and SpecForge: id i is hidden state i + 1, what layer i puts out."""
 
-SPECULATORS = {"eagle3": "eagle3", "eagle": "eagle3", "dspark": "dspark", "dflash": "dspark"}
+SPECULATORS = {"eagle3": "eagle3", "dspark": "dspark", "dflash": "dspark"}
 
 
 @dataclass(frozen=True)

@@ -310,3 +310,30 @@ def fill(head: Head, checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]
             )
     head.load_state_dict(dict(tensors))
     return head.to(device=target_model.device, dtype=target_model.dtype).eval()
+
+
+class Borrowed:
+    """Parts of the target that a head uses without owning them: they are not among its parameters."""
+
+    def __init__(self, target_model: Any) -> None:
+        self.embedding = target_model.get_input_embeddings()
+        self.output = output_head(target_model)
+
+
+def over_vocabulary(rows: torch.Tensor, token_ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
+    """Return logit rows (.., V) from rows (.., V_d) over ``token_ids`` (V_d,); -inf for all other tokens."""
+    if token_ids is None:
+        return rows
+    full = rows.new_full((*rows.shape[:-1], vocab_size), -torch.inf)
+    full[..., token_ids] = rows
+    return full
+
+
+def check_token_ids(checkpoint: Checkpoint, token_ids: torch.Tensor, vocab_size: int) -> None:
+    """Refuse a draft vocabulary with tokens that the target lacks, or with one twice."""
+    lowest, highest = int(token_ids.min()), int(token_ids.max())
+    if lowest < 0 or highest >= vocab_size:
+        token = lowest if lowest < 0 else highest
+        raise checkpoint.error(f"the draft vocabulary names token {token}, the target has {vocab_size}")
+    if len(token_ids.unique()) != len(token_ids):
+        raise checkpoint.error("the draft vocabulary names a token twice")

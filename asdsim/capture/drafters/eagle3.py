@@ -1,0 +1,337 @@
+"""EAGLE-3: one decoder layer that reads three layers of the target, then its own states; EAGLE-1 and 2 as a variant.
+
+With g = fc [three taps], entry i of the prefix stands at position i, for i = 0..n-1: token x_{i+1} with feature g_i, so
+the token is one ahead of the feature. Then
+
+    z = [RMS_input(embedding); RMS_hidden(feature)]     queries, keys and values take 2d
+    x = residual + attention(z)                          residual: the feature, or the normed one (norm_before_residual)
+    x = x + MLP(RMS_post(x))
+    logits = lm_head(RMS(x))                             row j stands for token j + d2t[j]
+
+and the next entry is the drafted token with feature x (normed with ``norm_output``) at the next position. EAGLE-1 and 2
+read the state behind the final norm, take fc [embedding; feature] into a layer without input norms, and put x straight
+into the target's projection. Formula and layouts: Li et al., "EAGLE-3" (arXiv 2503.01840) and the public code of
+SafeAILab, SpecForge, speculators and DeepSpec.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .blocks import GatedMLP, Memory, RMSNorm, Rotary, attend, heads_of
+from .formats import Checkpoint, rope_of, taps_of
+from .heads import Borrowed, Head, check_size, check_token_ids, fill, over_vocabulary, target_shape
+
+
+class Attention(torch.nn.Module):
+    """Self-attention with rotary positions, over inputs of another width than the outputs."""
+
+    def __init__(
+        self, inputs: int, width: int, heads: int, kv_heads: int, head_dim: int, *, bias: bool, norms: bool, eps: float
+    ) -> None:
+        super().__init__()
+        self.q_proj = torch.nn.Linear(inputs, heads * head_dim, bias=bias)
+        self.k_proj = torch.nn.Linear(inputs, kv_heads * head_dim, bias=bias)
+        self.v_proj = torch.nn.Linear(inputs, kv_heads * head_dim, bias=bias)
+        self.o_proj = torch.nn.Linear(heads * head_dim, width, bias=False)
+        self.q_norm = RMSNorm(head_dim, eps) if norms else torch.nn.Identity()
+        self.k_norm = RMSNorm(head_dim, eps) if norms else torch.nn.Identity()
+        self.head_dim = head_dim
+
+    def forward(
+        self, z: torch.Tensor, positions: torch.Tensor, rotary: Rotary, mask: torch.Tensor, memory: Memory
+    ) -> torch.Tensor:
+        """Append keys and values of ``z`` (batch, n, inputs) to the memory; return (batch, n, width)."""
+        q, k, v = (heads_of(project(z), self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = rotary(self.q_norm(q), positions), rotary(self.k_norm(k), positions)
+        keys, values = memory.update(0, k, v)
+        result: torch.Tensor = self.o_proj(attend(q, keys, values, mask))
+        return result
+
+
+class Layer(torch.nn.Module):
+    """The decoder layer; ``early`` is that of EAGLE-1 and 2."""
+
+    def __init__(self, width: int, inner: int, act: str, eps: float, early: bool, **attention: Any) -> None:
+        super().__init__()
+        self.self_attn = Attention(width if early else 2 * width, width, eps=eps, **attention)
+        self.mlp = GatedMLP(width, inner, act)
+        self.post_attention_layernorm = RMSNorm(width, eps)
+        if not early:
+            self.hidden_norm = RMSNorm(width, eps)
+            self.input_layernorm = RMSNorm(width, eps)
+
+
+class Eagle3(Head):
+    """An EAGLE-3 head, or one of EAGLE-1 and 2.
+
+    Parameters
+    ----------
+    target_model : transformers.PreTrainedModel
+    taps : sequence of int
+        Hidden states that it reads.
+    rope : dict
+        See :func:`.formats.rope_of`.
+    width, inner, heads, kv_heads, head_dim : int
+        Of the layer: hidden size, MLP, attention.
+    token_ids : int64 tensor (V_d,), optional
+        The draft vocabulary; the target's where None.
+    own_embedding, own_output : bool
+        Whether the head has its own token embedding and projection, or uses the target's.
+    norm_before_residual, norm_output : bool
+    bias, norms, fc_bias : bool
+        Biases of queries, keys and values; norms of queries and keys; bias of fc.
+    early : bool
+        EAGLE-1 and 2.
+    config : mapping, optional
+        For rotary variants that read more.
+    """
+
+    kind = "eagle3"
+
+    def __init__(
+        self,
+        target_model: Any,
+        taps: Sequence[int],
+        rope: Mapping[str, Any],
+        *,
+        width: int,
+        inner: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        token_ids: torch.Tensor | None = None,
+        own_embedding: bool = False,
+        own_output: bool = True,
+        norm_before_residual: bool = False,
+        norm_output: bool = False,
+        bias: bool = False,
+        norms: bool = False,
+        fc_bias: bool = False,
+        early: bool = False,
+        act: str = "silu",
+        eps: float = 1e-6,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.vocab_size, _ = target_shape(target_model)
+        self.taps, self.early = tuple(taps), early
+        self.norm_before_residual, self.norm_output = norm_before_residual, norm_output
+        self.fc = torch.nn.Linear(2 * width if early else len(self.taps) * self.hidden_size, width, bias=fc_bias)
+        self.layer = Layer(
+            width, inner, act, eps, early, heads=heads, kv_heads=kv_heads, head_dim=head_dim, bias=bias, norms=norms
+        )
+        if not early:
+            self.norm = RMSNorm(width, eps)
+        if own_embedding:
+            self.embed_tokens = torch.nn.Embedding(self.vocab_size, width)
+        if own_output:
+            rows = self.vocab_size if token_ids is None else len(token_ids)
+            self.lm_head = torch.nn.Linear(width, rows, bias=False)
+        self.borrowed = Borrowed(target_model)
+        self.rotary = Rotary(rope, head_dim, config)
+        self.register_buffer("token_ids", token_ids, persistent=False)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> Eagle3:
+        """Build from any public layout, see the module; ``layer_ids`` and ``rope_theta`` may be overridden."""
+        layer_ids, rope_theta = overrides.get("layer_ids"), overrides.get("rope_theta")
+        tensors, maps = _renamed(checkpoint)
+        target_width, vocab_size, total = target_shape(target_model)
+        fc, q_proj, up_proj = (
+            _need(checkpoint, tensors, name)
+            for name in ("fc.weight", "layer.self_attn.q_proj.weight", "layer.mlp.up_proj.weight")
+        )
+        width = fc.shape[0]
+        early = q_proj.shape[1] == width
+        made_for = checkpoint.find("target_hidden_size")
+        if made_for is None:
+            made_for = target_width if not early and fc.shape[1] == 3 * target_width else width
+        check_size(checkpoint, "hidden size", int(made_for), target_width)
+        if early:
+            taps = taps_of(checkpoint, 1, total, layer_ids, default=(total,))
+        else:
+            taps = taps_of(
+                checkpoint, fc.shape[1] // target_width, total, layer_ids, default=(2, total // 2, total - 3)
+            )
+        config = checkpoint.layer_config
+        sizes = [len(maps["t2d"])] if "t2d" in maps else []
+        sizes += [tensors["embed_tokens.weight"].shape[0]] if "embed_tokens.weight" in tensors else []
+        sizes += [int(config["vocab_size"])] if config.get("vocab_size") else []
+        for size in sizes:
+            check_size(checkpoint, "vocabulary", size, vocab_size)
+        token_ids = _draft_vocabulary(checkpoint, maps, tensors.get("lm_head.weight"), vocab_size)
+        for part, fits in (("embed_tokens", True), ("lm_head", token_ids is None)):
+            if f"{part}.weight" not in tensors and not (fits and width == target_width):
+                raise checkpoint.error(f"tensor {part}.weight is missing, and the target's does not fit")
+        heads = int(config.get("num_attention_heads") or 0)
+        head_dim = int(config.get("head_dim") or (q_proj.shape[0] // heads if heads else 0))
+        if not head_dim or q_proj.shape[0] % head_dim:
+            raise checkpoint.error("config.json does not say how many attention heads there are")
+        head = cls(
+            target_model, taps, rope_of(checkpoint, rope_theta), width=width, inner=up_proj.shape[0],
+            heads=q_proj.shape[0] // head_dim,
+            kv_heads=_need(checkpoint, tensors, "layer.self_attn.k_proj.weight").shape[0] // head_dim,
+            head_dim=head_dim, token_ids=token_ids, own_embedding="embed_tokens.weight" in tensors,
+            own_output="lm_head.weight" in tensors,
+            norm_before_residual=bool(checkpoint.find("norm_before_residual", False)),
+            norm_output=bool(checkpoint.find("norm_output", False)),
+            bias="layer.self_attn.q_proj.bias" in tensors, norms="layer.self_attn.q_norm.weight" in tensors,
+            fc_bias="fc.bias" in tensors, early=early, act=str(config.get("hidden_act", "silu")),
+            eps=float(config.get("rms_norm_eps", 1e-6)), config=config,
+        )  # fmt: skip
+        return fill(head, checkpoint, tensors, target_model)
+
+    def memory(self) -> Memory:
+        """Return an empty memory; entry i depends on tokens up to x_{i+1}."""
+        return Memory(1, lag=1)
+
+    def features(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the features (.., width) of true states (.., taps x d)."""
+        result: torch.Tensor = states if self.early else self.fc(states)
+        return result
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        memory: Memory,
+    ) -> torch.Tensor:
+        """Run entries behind those in memory.
+
+        Parameters
+        ----------
+        tokens : int64 (batch, n)
+        features : tensor (batch, n, width)
+        positions : int64 (batch or 1, n)
+        mask : bool, broadcastable to (batch, heads, n, entries in memory + n)
+        memory : Memory
+            Extended by the entries.
+
+        Returns
+        -------
+        tensor (batch, n, width)
+            x, before the last norm.
+        """
+        embedding = (self.embed_tokens if hasattr(self, "embed_tokens") else self.borrowed.embedding)(tokens)
+        layer = self.layer
+        if self.early:
+            z = residual = self.fc(torch.cat([embedding, features], dim=-1))
+        else:
+            normed = layer.hidden_norm(features)
+            z = torch.cat([layer.input_layernorm(embedding), normed], dim=-1)
+            residual = normed if self.norm_before_residual else features
+        x = residual + layer.self_attn(z, positions, self.rotary, mask, memory)
+        result: torch.Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
+        return result
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logit rows (.., V_d) over the draft vocabulary."""
+        output = self.lm_head if hasattr(self, "lm_head") else self.borrowed.output
+        rows: torch.Tensor = output(x if self.early else self.norm(x))
+        return rows
+
+    def draft(
+        self, ids: list[int], states: torch.Tensor, memory: Memory, num_draft_tokens: int
+    ) -> tuple[list[int], torch.Tensor]:
+        """Draft greedily behind the true entries."""
+        n = len(states)
+        memory.cut(n - 1)  # the draft starts from what the last true entry puts out
+        held = len(memory)
+        device = states.device
+        tokens = torch.tensor([ids[held + 1 :]], dtype=torch.int64, device=device)
+        entries = torch.arange(n, device=device)
+        mask = entries[None, :] <= entries[held:, None]
+        x = self(tokens, self.features(states[held:])[None], entries[None, held:], mask, memory)
+        found = self._steps(
+            x[:, -1:], torch.tensor([n], device=device), mask[None, None, -1:], memory, num_draft_tokens
+        )
+        memory.cut(n)
+        return found[0]
+
+    def draft_many(
+        self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
+    ) -> list[tuple[list[int], torch.Tensor]]:
+        """Draft for unrelated prefixes in one batch, padded on the left."""
+        device, longest = states[0].device, max(map(len, states))
+        counts = torch.tensor([len(part) for part in states], device=device)
+        tokens = torch.zeros((len(ids), longest), dtype=torch.int64)
+        padded = states[0].new_zeros((len(ids), longest, states[0].shape[-1]))
+        for row, (prefix, part) in enumerate(zip(ids, states, strict=True)):
+            tokens[row, longest - len(part) :] = torch.tensor(prefix[1:])
+            padded[row, longest - len(part) :] = part
+        columns = torch.arange(longest, device=device)
+        real = columns[None, :] >= longest - counts[:, None]
+        causal = columns[None, :] <= columns[:, None]
+        itself = torch.eye(longest, dtype=torch.bool, device=device)  # padding looks at itself, or it would be NaN
+        mask = ((real[:, None, :] & causal) | itself)[:, None]
+        positions = (columns[None, :] - (longest - counts[:, None])).clamp(min=0)
+        memory = self.memory()
+        x = self(tokens.to(device), self.features(padded), positions, mask, memory)
+        return self._steps(x[:, -1:], counts, mask[:, :, -1:], memory, num_draft_tokens)
+
+    def _steps(
+        self, x: torch.Tensor, position: torch.Tensor, mask: torch.Tensor, memory: Memory, steps: int
+    ) -> list[tuple[list[int], torch.Tensor]]:
+        """Draft on own states: from x (batch, 1, width) of the last true entry, the next at ``position`` (batch,)."""
+        rows, picked = [], []
+        for step in range(steps):
+            rows.append(self.logits(x))
+            best = rows[-1].argmax(-1)
+            picked.append(best if self.token_ids is None else self.token_ids[best])
+            if step + 1 < steps:
+                mask = torch.cat([mask, mask.new_ones((*mask.shape[:-1], 1))], dim=-1)
+                feature = self.norm(x) if self.norm_output else x
+                x = self(picked[-1], feature, (position + step)[:, None], mask, memory)
+        logits = over_vocabulary(torch.cat(rows, 1), self.token_ids, self.vocab_size)
+        return list(zip(torch.cat(picked, 1).tolist(), logits, strict=True))
+
+
+def _renamed(checkpoint: Checkpoint) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the tensors under our names, and the maps between the vocabularies."""
+    tensors: dict[str, torch.Tensor] = {}
+    maps: dict[str, torch.Tensor] = {}
+    for name, tensor in checkpoint.tensors.items():
+        ours = re.sub(r"^(midlayer|layers\.0)\.", "layer.", name.removeprefix("model."))
+        if ours in ("d2t", "t2d"):
+            maps[ours] = tensor
+        elif not ours.endswith("rotary_emb.inv_freq"):  # old files carry it; it follows from theta
+            tensors[ours] = tensor
+    return tensors, maps
+
+
+def _need(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in tensors:
+        raise checkpoint.error(f"tensor {name} is missing")
+    return tensors[name]
+
+
+def _draft_vocabulary(
+    checkpoint: Checkpoint, maps: Mapping[str, torch.Tensor], output: torch.Tensor | None, vocab_size: int
+) -> torch.Tensor | None:
+    """Return the token of each draft row: j + d2t[j], by ``t2d`` where there is no ``d2t``; None for all tokens."""
+    token_ids = marked = None
+    if "t2d" in maps:
+        marked = maps["t2d"].to(torch.bool).nonzero()[:, 0]
+    if "d2t" in maps:
+        offsets = maps["d2t"].to(torch.int64)
+        token_ids = torch.arange(len(offsets)) + offsets
+        if marked is not None and not torch.equal(marked, token_ids):
+            raise checkpoint.error("d2t and t2d name different draft vocabularies")
+    elif marked is not None:
+        token_ids = marked
+    rows = None if output is None else output.shape[0]
+    if token_ids is None:
+        if rows is not None and rows != vocab_size:
+            raise checkpoint.error(f"lm_head has {rows} rows, the target {vocab_size} tokens, and d2t is missing")
+        return None
+    check_token_ids(checkpoint, token_ids, vocab_size)
+    if rows is not None:
+        check_size(checkpoint, "a draft vocabulary of", len(token_ids), rows)
+    return token_ids

@@ -1,0 +1,142 @@
+"""Medusa: one small network per draft position, all fed with the target's last hidden state.
+
+With h the state behind the final norm at position n-1, head i (from 0) predicts x_{n+1+i} as the argmax of
+W_i r_i(h), r_i residual blocks h + SiLU(A h + b). It never sees the anchor x_n. Formula and layout: Cai et al.,
+"Medusa" (arXiv 2401.10774), and its public code.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from .formats import Checkpoint
+from .heads import Borrowed, Head, check_size, check_token_ids, fill, over_vocabulary, target_shape
+
+NAMES = (
+    (re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.linear\.(weight|bias)"), "blocks.{}.{}.{}"),
+    (re.compile(r"(?:medusa_head\.)?(\d+)\.\d+\.weight"), "outputs.{}.weight"),
+    (re.compile(r"(?:model\.)?blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"), "blocks.{}.{}.{}"),  # vLLM
+    (re.compile(r"(?:model\.)?lm_heads\.(\d+)\.weight"), "outputs.{}.weight"),
+    (re.compile(r"(?:model\.)?lm_head\.weight"), "outputs.0.weight"),  # one for all heads
+)
+"""Tensor names of the public layouts, and ours."""
+
+
+class Medusa(Head):
+    """Medusa heads.
+
+    Parameters
+    ----------
+    target_model : transformers.PreTrainedModel
+    heads : int
+        Draft positions.
+    layers : int
+        Residual blocks of each.
+    outputs : int
+        Projections of their own: one per head, one for all, or none: the target's serves all (version 2).
+    bias : bool
+        Whether the blocks have a bias.
+    token_ids : int64 tensor (V_d,), optional
+        Tokens that the rows of the projections stand for; all of the target's where None.
+    """
+
+    kind = "medusa"
+
+    def __init__(
+        self,
+        target_model: Any,
+        heads: int,
+        layers: int = 1,
+        *,
+        outputs: int = 0,
+        bias: bool = True,
+        token_ids: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.vocab_size, last = target_shape(target_model)
+        self.taps, self.max_draft_tokens = (last,), heads
+        width, rows = self.hidden_size, self.vocab_size if token_ids is None else len(token_ids)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.ModuleList(torch.nn.Linear(width, width, bias=bias) for _ in range(layers)) for _ in range(heads)
+        )
+        self.outputs = torch.nn.ModuleList(torch.nn.Linear(width, rows, bias=False) for _ in range(outputs))
+        self.borrowed = Borrowed(target_model)
+        self.register_buffer("token_ids", token_ids, persistent=False)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> Medusa:
+        """Build from the layout of the public code (version 2 without projections) or of vLLM."""
+        tensors, other = _renamed(checkpoint)
+        token_ids = other.pop("token_map", None)
+        if other:
+            raise checkpoint.error(f"tensor {next(iter(other))} has no place in a medusa head")
+        width, vocab_size, _ = target_shape(target_model)
+        block = tensors.get("blocks.0.0.weight")
+        if block is None:
+            raise checkpoint.error("the first Medusa head has no residual block")
+        check_size(checkpoint, "hidden size", block.shape[0], width)
+        if token_ids is not None:
+            token_ids = token_ids.to(torch.int64)
+            check_token_ids(checkpoint, token_ids, vocab_size)
+        outputs = [tensor for name, tensor in tensors.items() if name.startswith("outputs.")]
+        if outputs:
+            check_size(
+                checkpoint, "vocabulary", outputs[0].shape[0], len(token_ids) if token_ids is not None else vocab_size
+            )
+        elif token_ids is not None:
+            raise checkpoint.error("a token_map needs projections of the heads' own")
+        places = [tuple(map(int, name.split(".")[1:3])) for name in tensors if name.startswith("blocks.")]
+        heads, layers = (1 + max(place[axis] for place in places) for axis in (0, 1))
+        if len(outputs) not in (0, 1, heads):
+            raise checkpoint.error(f"{heads} heads, but {len(outputs)} projections")
+        head = cls(
+            target_model, heads, layers, outputs=len(outputs), bias="blocks.0.0.bias" in tensors, token_ids=token_ids
+        )
+        return fill(head, checkpoint, tensors, target_model)
+
+    def logits(self, last: torch.Tensor, count: int) -> torch.Tensor:
+        """Return logit rows (batch, count, V) of the first ``count`` heads from last states (batch, d)."""
+        hidden = []
+        for blocks in self.blocks[:count]:
+            h = last
+            for block in blocks:
+                h = h + functional.silu(block(h))
+            hidden.append(h)
+        if len(self.outputs) > 1:
+            rows = torch.stack([self.outputs[i](h) for i, h in enumerate(hidden)], 1)
+        else:
+            output = self.outputs[0] if len(self.outputs) else self.borrowed.output
+            rows = output(torch.stack(hidden, 1))
+        return over_vocabulary(rows, self.token_ids, self.vocab_size)
+
+    def draft(
+        self, ids: list[int], states: torch.Tensor, memory: Any, num_draft_tokens: int
+    ) -> tuple[list[int], torch.Tensor]:
+        """Draft from the last state."""
+        return self.draft_many([ids], [states], num_draft_tokens)[0]
+
+    def draft_many(
+        self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
+    ) -> list[tuple[list[int], torch.Tensor]]:
+        """Draft from the last states."""
+        rows = self.logits(torch.stack([part[-1] for part in states]), min(num_draft_tokens, len(self.blocks)))
+        return list(zip(rows.argmax(-1).tolist(), rows, strict=True))
+
+
+def _renamed(checkpoint: Checkpoint) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the tensors under our names, and those that have none."""
+    tensors: dict[str, torch.Tensor] = {}
+    other: dict[str, torch.Tensor] = {}
+    for name, tensor in checkpoint.tensors.items():
+        for pattern, ours in NAMES:
+            match = pattern.fullmatch(name)
+            if match:
+                tensors[ours.format(*match.groups())] = tensor
+                break
+        else:
+            other[name.removeprefix("model.")] = tensor
+    return tensors, other
