@@ -129,8 +129,10 @@ class Memory:
 
     def cut(self, entries: int) -> None:
         """Keep the first ``entries`` at most."""
-        for layer in self.layers:
-            layer.crop(max(0, entries))
+        surplus = len(self) - max(0, entries)
+        if surplus > 0:
+            for layer in self.layers:
+                layer.crop(-surplus)
 
     def crop(self, tokens: int) -> None:
         """Keep what depends on the first ``tokens`` tokens alone."""
