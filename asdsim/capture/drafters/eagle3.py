@@ -10,7 +10,8 @@ the token is one ahead of the feature. Then
 
 and the next entry is the drafted token with feature x (normed with ``norm_output``) at the next position. EAGLE-1 and 2
 read the state behind the final norm, take fc [embedding; feature] into a layer without input norms, and put x straight
-into the target's projection. Formula and layouts: Li et al., "EAGLE-3" (arXiv 2503.01840) and the public code of
+into the target's projection. Some heads norm what fc takes: each tap (``fc_norm``) or all together (``norm_before_fc``).
+Formula and layouts: Li et al., "EAGLE-3" (arXiv 2503.01840) and the public code of
 SafeAILab, SpecForge, speculators and DeepSpec.
 """
 
@@ -83,6 +84,8 @@ class Eagle3(Head):
     own_embedding, own_output : bool
         Whether the head has its own token embedding and projection, or uses the target's.
     norm_before_residual, norm_output : bool
+    fc_norm, input_norm : bool
+        Norms of each tap and of all taps together, before fc.
     bias, norms, fc_bias : bool
         Biases of queries, keys and values; norms of queries and keys; bias of fc.
     early : bool
@@ -109,6 +112,8 @@ class Eagle3(Head):
         own_output: bool = True,
         norm_before_residual: bool = False,
         norm_output: bool = False,
+        fc_norm: bool = False,
+        input_norm: bool = False,
         bias: bool = False,
         norms: bool = False,
         fc_bias: bool = False,
@@ -127,6 +132,10 @@ class Eagle3(Head):
         )
         if not early:
             self.norm = RMSNorm(width, eps)
+        if fc_norm:
+            self.fc_norm = torch.nn.ModuleList(RMSNorm(self.hidden_size, eps) for _ in self.taps)
+        if input_norm:
+            self.input_norm = RMSNorm(len(self.taps) * self.hidden_size, eps)
         if own_embedding:
             self.embed_tokens = torch.nn.Embedding(self.vocab_size, width)
         if own_output:
@@ -180,6 +189,7 @@ class Eagle3(Head):
             own_output="lm_head.weight" in tensors,
             norm_before_residual=bool(checkpoint.find("norm_before_residual", False)),
             norm_output=bool(checkpoint.find("norm_output", False)),
+            fc_norm="fc_norm.0.weight" in tensors, input_norm="input_norm.weight" in tensors,
             bias="layer.self_attn.q_proj.bias" in tensors, norms="layer.self_attn.q_norm.weight" in tensors,
             fc_bias="fc.bias" in tensors, early=early, act=str(config.get("hidden_act", "silu")),
             eps=float(config.get("rms_norm_eps", 1e-6)), config=config,
@@ -192,7 +202,14 @@ class Eagle3(Head):
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """Return the features (.., width) of true states (.., taps x d)."""
-        result: torch.Tensor = states if self.early else self.fc(states)
+        if self.early:
+            return states
+        if hasattr(self, "input_norm"):
+            states = self.input_norm(states)
+        if hasattr(self, "fc_norm"):
+            parts = states.split(self.hidden_size, dim=-1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        result: torch.Tensor = self.fc(states)
         return result
 
     def forward(

@@ -21,6 +21,9 @@ AUX_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 TARGET_KEY = "target_layer_ids"
 """Key of DeepSpec, DFlash and SpecForge: id i is hidden state i + 1, what layer i puts out."""
 
+EAGLE_TABLE = "eagle_config"
+"""Table of SpecForge and SGLang: a key of vLLM's in it counts as SpecForge counts."""
+
 SPECULATORS = {"eagle3": "eagle3", "dspark": "dspark", "dflash": "dspark"}
 
 
@@ -241,9 +244,12 @@ def taps_of(
     if given is not None:
         read["--draft-layer-ids"] = tuple(given)
     else:
+        table = checkpoint.config.get(EAGLE_TABLE) or {}
         for key in AUX_KEYS:
-            ids = checkpoint.find(key)
-            if ids is not None:
+            ids, inner = checkpoint.find(key), table.get(key)
+            if inner:
+                read[f"{EAGLE_TABLE}.{key}"] = tuple(int(i) + 1 for i in inner)
+            if ids and ids is not inner:  # some write an empty list for the default
                 if total in ids:  # there it lies before the final norm, which is not tapped
                     raise checkpoint.error(f"{key} {ids} names the last layer before the target's final norm", fix)
                 read[key] = tuple(int(i) for i in ids)
