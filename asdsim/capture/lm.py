@@ -181,7 +181,8 @@ class Thread:
     def rows(self, ids: list[int], keep: int) -> torch.Tensor:
         """Return the last ``keep`` logit rows (keep, V) for the sequence ``ids``; runs what the cache does not hold."""
         if self._taps != self.lm.taps:  # tapped since: what was run before was not kept
-            self.cache, self.ids, self._added, self._taps = self.lm.new_cache(), [], 0, self.lm.taps
+            self.cache, self.ids, self._added = self.lm.new_cache(), [], 0
+            self._taps, self._states = self.lm.taps, None
         common = min(common_prefix(self.ids, ids), len(ids) - keep)
         surplus = len(self.ids) - common
         if surplus > self._added and not self.lm.rewinds:
