@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import CaptureError, UsageError, unknown_name
 from ..policy import STRICT, Policy
+from ..trace.join import NOTE, parse_shard, shard_path
 from ..trace.manifest import MANIFEST, Manifest
 from ..trace.records import RequestRecord
 from ..trace.schema import DIVERGENCES, MIN_TOP_K
@@ -61,6 +62,8 @@ class Plan:
         Continue a trace that is not finished.
     flush_every : int, optional
         Store after so many requests; by default the trace writer decides by the clock.
+    shard : str, optional
+        ``"i/n"``: only every n-th request from the i-th on, into the directory of that shard beside ``out``.
     """
 
     out: Path
@@ -88,9 +91,10 @@ class Plan:
     draft_layer_ids: str | None = None
     draft_rope_theta: float | None = None
     draft_anchor: str | None = None
+    shard: str | None = None
 
     def __post_init__(self) -> None:
-        check_output(self.out, resume=self.resume)
+        check_output(self.folder, resume=self.resume)
         check_name(self.target)
         name, argument = check_spec(self.drafter)
         if name == "model":
@@ -119,6 +123,11 @@ class Plan:
                 raise unknown_name(kind, word, list(known))
         if self.divergences and name == "lookup":
             raise UsageError("drafter lookup has no distribution, so no divergences", fix="leave --divergences out")
+
+    @property
+    def folder(self) -> Path:
+        """Directory that is written: ``out``, or that of the shard."""
+        return self.out if self.shard is None else shard_path(self.out, *parse_shard(self.shard))
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -349,10 +358,15 @@ def capture_with(
         check_request(target, drafter, request, plan.K)
     recorder = Recorder(plan.top_k, plan.divergences)
     manifest = make_manifest(target, drafter, requests, plan)
-    fresh = not (plan.out / MANIFEST).exists()
+    if plan.shard is not None:
+        index, of = parse_shard(plan.shard)
+        note = {"index": index, "of": of, "requests": len(requests)}
+        manifest = manifest.replace(notes={**manifest.notes, NOTE: note})
+        requests = requests[index - 1 :: of]
+    fresh = not (plan.folder / MANIFEST).exists()
     summary = Summary()
     began = time.perf_counter()
-    with (TraceWriter.create if fresh else TraceWriter.resume)(plan.out, manifest) as writer:
+    with (TraceWriter.create if fresh else TraceWriter.resume)(plan.folder, manifest) as writer:
         done = set(writer.completed)
         try:
             for number, request in enumerate(requests):

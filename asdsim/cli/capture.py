@@ -45,6 +45,8 @@ from .common import config_option, json_option, note, print_json, progress_bar
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="Must be 0: decoding is greedy.")
 @click.option("--chat-template/--no-chat-template", default=True, show_default=True,
               help="Put prompts through the target's chat template.")  # fmt: skip
+@click.option("--shard", metavar="i/n", help="Only every n-th request from the i-th on, into OUT.shard-i-of-n; "
+              "asdsim join OUT puts all n together.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue a capture that was cut short.")
 @click.option("--flush-every", type=int, help="Store after so many requests.  [every few seconds]")
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
@@ -85,9 +87,9 @@ def command(
             bar.close()
     row = summary.row()
     if as_json:
-        print_json("capture", {"trace": str(plan.out), "rows": [row]})
+        print_json("capture", {"trace": str(plan.folder), "rows": [row]})
     else:
-        _print(plan.out, row)
+        _print(plan.folder, row)
     if summary.interrupted:
         note(f"asdsim: interrupted; {row['requests'] + row['skipped']} requests are kept, --resume continues")
         raise click.exceptions.Exit(130)

@@ -1,0 +1,29 @@
+"""``asdsim join``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .common import config_option, json_option, print_json
+
+
+@click.command("join")
+@click.argument("trace", type=click.Path(path_type=Path))
+@json_option
+@config_option
+def command(trace: Path, as_json: bool) -> None:
+    """Write TRACE from the shards TRACE.shard-1-of-n .. that capture --shard left beside it.
+
+    Requests come in the order of an undivided run, and what cover added to the shards is kept. The shards stay; remove
+    them when the trace has been read.
+    """
+    from ..trace.join import join
+
+    joined = join(trace)
+    row = {"requests": len(joined.request_ids()), "steps": joined.steps.num_rows, "grids": len(joined.manifest.grids)}
+    if as_json:
+        print_json("join", {"trace": str(trace), "rows": [row]})
+    else:
+        click.echo(f"{trace}: {row['requests']} requests, {row['steps']} steps, {row['grids']} covered grids")

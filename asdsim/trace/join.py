@@ -1,0 +1,120 @@
+"""Put together what several processes captured: a run split by ``--shard i/n`` leaves n traces beside its output.
+
+Each shard is a trace of its own, of every n-th request, so each process writes, resumes and covers without the others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from ..errors import TraceError, UsageError
+from . import manifest as manifests
+from .reader import Trace, read_trace
+from .writer import TraceWriter
+
+NOTE = "shard"
+"""Entry of the manifest's notes: ``{"index": i, "of": n, "requests": requests of all shards}``."""
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Read ``"2/4"``: the second of four, counted from 1.
+
+    Raises
+    ------
+    UsageError
+        If it is anything else.
+    """
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text.strip())
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UsageError(f"--shard {text!r} is not i/n with i from 1 to n", fix="write 1/4, 2/4, 3/4 and 4/4")
+    return int(found[1]), int(found[2])
+
+
+def shard_path(path: Path, index: int, of: int) -> Path:
+    """Return the directory of a shard: ``PATH.shard-i-of-n``."""
+    whole = path if path.name else path.resolve()
+    return whole.with_name(f"{whole.name}.shard-{index}-of-{of}")
+
+
+def find_shards(path: Path) -> list[Path]:
+    """Return the directories of all n shards of ``path``, in order.
+
+    Raises
+    ------
+    TraceError
+        If there are none, some are missing, or shards of two splits lie there.
+    """
+    pattern = re.compile(re.escape(path.name) + r"\.shard-(\d+)-of-(\d+)")
+    parent = path.parent
+    found = [pattern.fullmatch(name) for name in (os.listdir(parent) if parent.is_dir() else [])]
+    pairs = sorted((int(match[2]), int(match[1])) for match in found if match)
+    if not pairs:
+        raise TraceError("no shards lie beside it", where=str(path), fix="capture them with -o and --shard i/n")
+    splits = sorted({of for of, _ in pairs})
+    if len(splits) > 1:
+        raise TraceError(
+            f"shards of {splits[0]} and of {splits[1]} lie beside it", where=str(path), fix="remove those of one split"
+        )
+    there = {index for _, index in pairs}
+    missing = [index for index in range(1, splits[0] + 1) if index not in there]
+    if missing:
+        raise TraceError(
+            f"shard {missing[0]} of {splits[0]} is missing",
+            where=str(path),
+            fix=f"capture --shard {missing[0]}/{splits[0]}",
+        )
+    return [shard_path(path, index, splits[0]) for index in range(1, splits[0] + 1)]
+
+
+def join(path: str | os.PathLike[str]) -> Trace:
+    """Write the trace ``path`` from the shards beside it, requests in the order of one undivided run.
+
+    The shards stay. What ``cover`` added to them is kept; a grid counts as covered where every shard was covered for it.
+
+    Raises
+    ------
+    TraceError
+        If ``path`` holds something, a shard is missing, not finished or of another run.
+    """
+    target = Path(path) if Path(path).name else Path(path).resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise TraceError("holds something already", where=str(target), fix="remove it, or move the shards")
+    shards = [read_trace(folder) for folder in find_shards(target)]
+    first = shards[0]
+    total = 0
+    for number, shard in enumerate(shards):
+        note = shard.manifest.notes.get(NOTE, {})
+        difference = manifests.first_difference(first.manifest, shard.manifest)
+        if difference is not None:
+            raise TraceError(
+                f"is of another run than shard 1: {difference[0]} differs", where=str(shard.path),
+                fix="capture all shards with the same flags and the same models",
+            )  # fmt: skip
+        total = int(note.get("requests", 0))
+        expected = len(range(number, total, len(shards)))
+        if len(shard.request_ids()) != expected:
+            raise TraceError(
+                f"holds {len(shard.request_ids())} of {expected} requests", where=str(shard.path),
+                fix=f"finish it: --shard {number + 1}/{len(shards)} --resume",
+            )  # fmt: skip
+    grids = [grid for grid in first.manifest.grids if all(grid in shard.manifest.grids for shard in shards)]
+    notes = {key: value for key, value in first.manifest.notes.items() if key != NOTE}
+    manifest = first.manifest.replace(grids=[], notes={**notes, "shards": len(shards)})
+    records = [shard.request_records() for shard in shards]
+    staging = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    try:
+        with TraceWriter.create(staging, manifest) as writer:
+            for index in range(total):
+                number = index % len(shards)
+                record = records[number][index // len(shards)]
+                writer.add_request(record, shards[number].steps_of(record.request_id))
+            writer.update_manifest(grids=grids)
+        os.rename(staging, target)  # whole, or not at all
+    except OSError as error:
+        raise TraceError(f"cannot be written: {error.strerror or error}", where=str(target)) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return read_trace(target)
