@@ -12,6 +12,7 @@ from ..errors import AsdsimError, unknown_name
 
 COMMANDS = {
     "capture": "Record real draft/target steps to a trace.",
+    "join": "Put together what capture --shard i/n wrote.",
     "cover": "Complete a trace for a grid, so that its replay is exact.",
     "verify": "Hold walks against live decoding, token for token.",
     "replay": "Walk a trace under a grid of settings.",
@@ -25,6 +26,7 @@ COMMANDS = {
     "convert": "Read and write files of other tools: acceptance records, calibration rows.",
     "convert-policy": "Turn a setting of one reading of ASD into another.",
     "plot": "Draw figures from a sweep or a trace.",
+    "bench": "Time the walk beside plain Python, torch and numpy.",
     "demo": "Capture three prompts, replay a grid, draw figures.",
 }
 

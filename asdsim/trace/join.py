@@ -72,7 +72,7 @@ def find_shards(path: Path) -> list[Path]:
 def join(path: str | os.PathLike[str]) -> Trace:
     """Write the trace ``path`` from the shards beside it, requests in the order of one undivided run.
 
-    The shards stay. What ``cover`` added to them is kept; a grid counts as covered where every shard was covered for it.
+    The shards stay. What ``cover`` added to them is kept; a grid counts as covered where every shard has it.
 
     Raises
     ------
