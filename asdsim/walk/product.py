@@ -153,14 +153,15 @@ def sum_product(
     if note and compiled and not is_cached(work.module, grid.semantics):
         note(COMPILING)
     walker = work(ready, grid.semantics, axes, mode, strict, compiled)
-    spreader = spread.kernel() if compiled else spread.spread
+    spread_kernel: Callable[..., None] = spread.kernel() if compiled else spread.spread
 
     def one(tile: Tile) -> int:
         at = axes.settings(tile.gates, tile.budgets)
         shape = at.shape
         spent_of, row_of = walker.tile(tile, out, at)
         total, highest, p95 = (np.zeros(shape) for _ in range(3))
-        spreader(spent_of, row_of, 0.95, *spread.scratch(graph.num_requests), total, highest, p95)
+        scratch = spread.scratch(graph.num_requests, *shape[1:])
+        spread_kernel(spent_of, row_of, 0.95, *scratch, total, highest, p95)
         out.spent[at], out.highest[at], out.p95[at] = total, highest, p95
         return at.size
 
@@ -262,9 +263,7 @@ class _Boxes:
         return spent_of, row_of
 
 
-def _blocks(
-    limit: npt.NDArray[np.int32], largest: int, paired: npt.NDArray[np.bool_]
-) -> Iterator[tuple[Int64, bool]]:
+def _blocks(limit: npt.NDArray[np.int32], largest: int, paired: npt.NDArray[np.bool_]) -> Iterator[tuple[Int64, bool]]:
     """Cut the requests where 32-bit sums could run over, those that are ``paired`` first; yield (requests, paired)."""
     most = np.maximum(limit.astype(np.int64), 1) * max(1, largest)  # nothing that is counted exceeds it
     for flag in (True, False):

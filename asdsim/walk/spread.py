@@ -2,8 +2,9 @@
 
 The sum runs over the requests from the first to the last, so it is the same number on every device and for every way
 to cut a grid. The percentile is numpy's linear one. It needs the few largest ledgers only: for few requests these are
-kept sorted; for many, a sample of the requests gives a bound that few ledgers exceed, and the place is selected among
-those (among all where the bound was too high).
+kept sorted. For many, it is looked for near the percentile of the same budget and cap under the gate before, which is
+seldom far: ledgers in a bracket around that are picked out, those above it counted, and the place is selected among the
+picked ones; among all, where it is not there.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import numpy as np
 
 from .compiled import compile_cached, helper, named
 
-LANES = 16
+LANES = 128
+"""Budgets taken together: a request's ledgers lie far from the next one's, and every jump should bring many."""
+
 SORTED = 10
 """Ledgers that are kept sorted, at most."""
-SAMPLE = 64
-"""Requests, at least, from which the bound is taken: their tenth largest ledger exceeds all but about 15 in 100, hardly
-ever so few as 5 in 100."""
+REACH = 8
+"""Half a bracket, in mean distances between the ledgers above the percentile."""
 
 
 def select(values, count, place):  # type: ignore[no-untyped-def]
@@ -50,7 +52,7 @@ def select(values, count, place):  # type: ignore[no-untyped-def]
 
 
 def spread(  # type: ignore[no-untyped-def]
-    spent_of, row_of, quantile, best, value, number, added, part, column, total, highest, at_quantile
+    spent_of, row_of, quantile, best, value, number, added, most, part, column, low, high, total, highest, at_quantile
 ):  # fmt: skip
     """Summarise ledgers.
 
@@ -61,7 +63,7 @@ def spread(  # type: ignore[no-untyped-def]
     row_of : int32 (R, gates)
         Row that holds the ledgers of a request under each gate.
     quantile : float
-    best .. column
+    best .. high
         See :func:`scratch`.
     total, highest, at_quantile : float64 (gates, caps, budgets), out
         NaN (the total: 0) where no request counts.
@@ -70,15 +72,15 @@ def spread(  # type: ignore[no-untyped-def]
     caps, budgets = spent_of.shape[2], spent_of.shape[3]
     above = requests - 1 - int(math.floor(quantile * max(requests - 1, 0)))  # places above the quantile, at most
     few = above + 1 <= SORTED
-    levels = above + 1 if few else SORTED
+    levels = above + 1 if few else 0
     for g in range(gates):
         for c in range(caps):
             for first in range(0, budgets, LANES):
                 width = min(LANES, budgets - first)
-                for k in range(LANES):
+                for k in range(width):
                     added[k] = 0.0
                     number[k] = 0
-                    value[k] = -1.0
+                    most[k] = -1.0
                 for i in range(SORTED * LANES):
                     best[i] = -1.0
                 for r in range(requests):
@@ -88,15 +90,15 @@ def spread(  # type: ignore[no-untyped-def]
                     for k in range(width):
                         added[k] += max(value[k], 0.0)
                         number[k] += 1 if value[k] >= 0.0 else 0
+                        most[k] = max(most[k], value[k])
                     if not few:
                         for k in range(width):
                             part[k * requests + r] = value[k]
-                    if few or r % (requests // SAMPLE) == 0:
-                        for i in range(levels):
-                            for k in range(LANES):
-                                held = best[i * LANES + k]
-                                best[i * LANES + k] = max(held, value[k])
-                                value[k] = min(held, value[k])
+                    for i in range(levels):
+                        for k in range(width):
+                            held = best[i * LANES + k]
+                            best[i * LANES + k] = max(held, value[k])
+                            value[k] = min(held, value[k])
                 for k in range(width):
                     total[g, c, first + k] = added[k]
                     if number[k] == 0:
@@ -109,41 +111,45 @@ def spread(  # type: ignore[no-untyped-def]
                     if few:
                         at_low = best[over * LANES + k]
                         at_high = best[(over - 1) * LANES + k] if over > 0 else at_low
-                        top = best[k]
                     else:
-                        bound = best[(SORTED - 1) * LANES + k]
-                        count = 0
+                        here, there = low[c, first + k], high[c, first + k]
+                        count, larger = 0, 0
                         for r in range(requests):
                             x = part[k * requests + r]
                             column[count] = x
-                            count += 1 if x >= bound else 0
-                        if count <= over:
+                            count += 1 if (x >= here) & (x <= there) else 0
+                            larger += 1 if x > there else 0
+                        if larger + count <= over or larger > max(over - 1, 0):
                             for r in range(requests):
                                 column[r] = part[k * requests + r]
-                            count = requests
-                        select(column, count, count - 1 - over)
-                        at_low = column[count - 1 - over]
-                        top = at_low
+                            count, larger = requests, 0
+                        at = count - 1 - (over - larger)
+                        select(column, count, at)
+                        at_low = column[at]
                         at_high = at_low
-                        for i in range(count - over, count):
-                            at_high = column[i] if i == count - over else min(at_high, column[i])
-                            top = max(top, column[i])
-                    highest[g, c, first + k] = top
+                        for i in range(at + 1, count):
+                            at_high = column[i] if i == at + 1 else min(at_high, column[i])
+                        reach = REACH * (most[k] - at_low) / (over + 1)
+                        low[c, first + k], high[c, first + k] = max(at_low - reach, 0.0), at_low + reach
+                    highest[g, c, first + k] = most[k]
                     # numpy takes the place above only where the quantile falls between two
                     between = place - below
                     at_high = at_high if between > 0.0 else at_low
                     at_quantile[g, c, first + k] = at_low + between * (at_high - at_low)
 
 
-def scratch(requests: int) -> tuple[Any, ...]:
+def scratch(requests: int, caps: int, budgets: int) -> tuple[Any, ...]:
     """Return what ``spread`` works in."""
     return (
         np.zeros(SORTED * LANES),
         np.zeros(LANES),
         np.zeros(LANES, np.int64),
         np.zeros(LANES),
+        np.zeros(LANES),
         np.zeros(requests * LANES),
         np.zeros(requests + 1),
+        np.full((caps, budgets), np.inf),
+        np.full((caps, budgets), -np.inf),
     )
 
 

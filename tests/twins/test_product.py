@@ -215,7 +215,7 @@ def test_spread(requests: int, absent: float) -> None:
     spent[rng.random(shape) < absent] = -1.0
     row_of = np.sort(rng.integers(0, 3, (requests, 3)), axis=1).astype(np.int32)
     total, highest, p95 = (np.zeros(shape[1:]) for _ in range(3))
-    spread.kernel()(spent, row_of, 0.95, *spread.scratch(requests), total, highest, p95)
+    spread.kernel()(spent, row_of, 0.95, *spread.scratch(requests, *shape[2:]), total, highest, p95)
     laid = np.stack([spent[r][row_of[r]] for r in range(requests)], axis=-1)
     keep = laid >= 0
     assert np.array_equal(p95, masked_quantile(laid, keep, 0.95), equal_nan=True)

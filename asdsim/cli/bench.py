@@ -1,0 +1,82 @@
+"""``asdsim bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .common import json_option, note, print_json
+
+LABELS = {
+    "cpu": "asdsim, recorded order",
+    "numpy": "numpy, list of mismatches",
+    "torch": "torch, cumsum and cumprod as the reference does",
+    "torch_broadcast": "torch, broadcasting over settings",
+    "python": "plain Python as the reference does",
+    "python_loop": "plain Python, a bare loop",
+    "graph": "asdsim, exact walk of a covered trace",
+    "recorded_path": "asdsim, recorded order on its captured path",
+    "graph_pair_by_pair": "asdsim, exact walk pair by pair",
+}
+
+
+@click.command("bench")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Small samples of the slow ways; no grids of a million settings, no memory, no first replay.",
+)
+@click.option("--requests", default=1000, show_default=True, help="Requests of the synthetic trace.")
+@click.option("--trace", type=click.Path(path_type=Path),
+              help="A trace covered for the benchmark's 1,000 settings, instead of the committed one.")  # fmt: skip
+@click.option("--specdecode-bench", "checkout", type=click.Path(path_type=Path),
+              help="A checkout of SpecDecode-Bench's simulator, to be run on its own data.")  # fmt: skip
+@json_option
+def command(quick: bool, requests: int, trace: Path | None, checkout: Path | None, as_json: bool) -> None:
+    """Time the walk beside plain Python, torch and numpy.
+
+    All in one run, on one core; ratios carry over between machines better than seconds do. The sweep is 60 steps of 7
+    draft tokens for each request, under 10,000 settings.
+    """
+    from ..errors import UsageError
+
+    if requests < 1:
+        raise UsageError(f"--requests {requests} is not positive")
+    if trace is not None and not trace.is_dir():
+        raise UsageError("no such directory", where=str(trace))
+    from ..bench import run
+
+    made = run.run(quick=quick, requests=requests, trace=trace, note=note)
+    if checkout is not None:
+        from ..bench.specdecode import compare
+
+        made["specdecode_bench"] = compare(checkout, note)
+    if as_json:
+        print_json("bench", made)
+    else:
+        print_table(made)
+
+
+def print_table(made: dict[str, Any]) -> None:
+    """Print the ratios first, then the times."""
+    click.echo(f"{made['machine']['processor']}, one core")
+    for name, value in made["ratios"].items():
+        click.echo(f"  {name:24} {'not measured' if value is None else f'{value:,.1f}'}")
+    click.echo("ns per (step, setting)")
+    for name, value in made["ns_per_step_setting"].items():
+        click.echo(f"  {LABELS[name]:44} {'not measured' if value is None else f'{value:,.2f}'}")
+    click.echo("whole sweeps, s")
+    for name, row in made["grids"].items():
+        click.echo(f"  {name:60} {row['seconds']:.3f}")
+    for name, peak in made.get("peak_bytes", {}).items():
+        click.echo(f"peak memory of the sweep, {name.replace('_', ' ')}: {peak / 1e6:,.0f} MB")
+    for name, row in made.get("first_replay_seconds", {}).items():
+        click.echo(f"first asdsim replay, {name}: {row['warm']:.2f} s, {row['cold']:.1f} s where it has to compile")
+    rows = made.get("specdecode_bench", {}).get("rows", [])
+    if rows:
+        click.echo("SpecDecode-Bench's simulator over ours, same accepted lengths: walk with layout, walk alone")
+    for row in rows:
+        name = f"{row['data']}, {row['drafter']}, K={row['K']}"
+        click.echo(f"  {name:24} {row['ratio']:,.0f} {row['walk_ratio']:,.0f}")
