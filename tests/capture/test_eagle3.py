@@ -197,7 +197,9 @@ def test_layer_ids_mean_what_their_key_says() -> None:
     default = (2, 15, 27)
     assert read({}, default=default) == default
     assert read({"target_layer_ids": [-1, 3, 29]}) == (0, 4, 30)
-    assert read({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}}) == (2, 4, 6)
+    assert read({"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}) == (2, 4, 6)
+    assert read({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}}) == (3, 5, 7)  # SpecForge, SGLang
+    assert read({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, default=default) == default
     assert read({"target_layer_ids": [1, 2, 3]}, given=(7, 8, 9)) == (7, 8, 9)
     agreed = {"target_layer_ids": [1, 2, 3], "aux_hidden_state_layer_ids": [2, 3, 4]}
     assert read(agreed) == (2, 3, 4)

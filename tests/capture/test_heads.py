@@ -341,3 +341,23 @@ def test_a_model_that_forgets_drafts_as_well(heads: dict[str, str], requests: Re
     prefixes = walk(random.Random(4), 6)
     for prefix, proposal in zip(prefixes, drafter.pooled(1 << 30).propose_many(prefixes, K), strict=True):
         same(proposal, drafter.session([]).propose(prefix, K))
+
+
+def test_a_head_in_the_cache_of_the_hub(
+    llama: Any, heads: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Laid out as the hub's own library lays it out; nothing is fetched."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--some--head"
+    shutil.copytree(heads["eagle3"].partition(":")[2], repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    target = HFTarget(llama, "tiny-llama")
+    told = make_drafter("eagle3:some/head", target, offline=True).describe()
+    assert (told["name"], told["checkpoint"], told["revision"]) == ("eagle3:some/head", "some/head", commit)
+    again = make_drafter("eagle3:some/head", target, offline=True, revision=commit)
+    assert again.describe() == told
+    for name, more in (("other/head", {}), ("some/head", {"revision": "f" * 40})):
+        with pytest.raises(CaptureError, match="cannot load head"):
+            make_drafter(f"eagle3:{name}", target, offline=True, **more)

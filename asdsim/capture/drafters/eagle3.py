@@ -10,9 +10,9 @@ the token is one ahead of the feature. Then
 
 and the next entry is the drafted token with feature x (normed with ``norm_output``) at the next position. EAGLE-1 and 2
 read the state behind the final norm, take fc [embedding; feature] into a layer without input norms, and put x straight
-into the target's projection. Some heads norm what fc takes: each tap (``fc_norm``) or all together (``norm_before_fc``).
-Formula and layouts: Li et al., "EAGLE-3" (arXiv 2503.01840) and the public code of
-SafeAILab, SpecForge, speculators and DeepSpec.
+into the target's projection. Some heads norm what fc takes: each tap (``fc_norm``) or all at once (``norm_before_fc``).
+Formula and layouts: Li et al., "EAGLE-3" (arXiv 2503.01840) and the public code of SafeAILab, SpecForge, speculators
+and DeepSpec.
 """
 
 from __future__ import annotations

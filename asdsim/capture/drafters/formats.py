@@ -14,6 +14,7 @@ import torch
 
 from ...errors import CaptureError, UsageError
 from ..hf import tensors_sha256
+from ..models import bars_on_terminals_only
 
 AUX_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 """Keys of vLLM and speculators: id i is hidden state i."""
@@ -132,14 +133,13 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     def get(patterns: Sequence[str]) -> Path:
-        found = snapshot_download(
-            name, revision=revision, allow_patterns=list(patterns), local_files_only=offline, tqdm_class=None
-        )
-        return Path(found)
+        found = snapshot_download(name, revision=revision, allow_patterns=list(patterns), local_files_only=offline)
+        return Path(str(found))
 
     try:
-        path = get(["config.json", "medusa_lm_head.*"])  # beside some Medusa heads lies the whole model
-        return path if _weight_files(path) else get(["config.json", "*.safetensors", "*.pt", "*.bin"])
+        with bars_on_terminals_only():
+            path = get(["config.json", "medusa_lm_head.*"])  # beside some Medusa heads lies the whole model
+            return path if _weight_files(path) else get(["config.json", "*.safetensors", "*.pt", "*.bin"])
     except Exception as error:  # the library raises many kinds
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CaptureError(
