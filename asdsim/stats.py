@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .errors import UsageError
 
 Floats = npt.NDArray[np.float64]
-Sums = Mapping[str, Floats]
+Sums = Mapping[Any, Floats]
 Statistic = Callable[[Sums], Floats]
 
 LEVEL = 0.95
@@ -70,12 +70,12 @@ class Resampled:
         Requests that count under each setting; all of them by default.
     """
 
-    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], weights: Floats, kept: Any = None) -> None:
+    def __init__(self, columns: Mapping[Any, npt.NDArray[Any]], weights: Floats, kept: Any = None) -> None:
         self.requests = weights.shape[1]
         self.kept = np.asarray(self.requests if kept is None else kept)
-        self.whole: dict[str, Floats] = {}
-        self.drawn: dict[str, Floats] = {}
-        self.left_out: dict[str, Floats] = {}
+        self.whole: dict[Any, Floats] = {}
+        self.drawn: dict[Any, Floats] = {}
+        self.left_out: dict[Any, Floats] = {}
         for name, values in columns.items():
             table = np.atleast_2d(np.asarray(values, np.float64))  # (n or 1, R)
             whole = table.sum(axis=1)

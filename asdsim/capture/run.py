@@ -13,8 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import CaptureError, UsageError, unknown_name
 from ..policy import STRICT, Policy
+from ..stats import Resampled, resample_weights
 from ..trace.join import NOTE, parse_shard, shard_path
 from ..trace.manifest import MANIFEST, Manifest
 from ..trace.records import RequestRecord
@@ -160,6 +163,8 @@ class Summary:
         Spent decoding and recording, loading left out.
     ledger : list of float
         Regret spent by each request, in logits.
+    each : list of (int, int, int)
+        Steps, tokens and accepted draft tokens of each request.
     interrupted : bool
     """
 
@@ -171,13 +176,24 @@ class Summary:
     completion_tokens: int = 0
     seconds: float = 0.0
     ledger: list[float] = field(default_factory=list)
+    each: list[tuple[int, int, int]] = field(default_factory=list)
     interrupted: bool = False
 
     def row(self) -> dict[str, Any]:
-        """Return plain numbers under their usual names; NaN where nothing was decoded."""
+        """Return plain numbers under their usual names; None where nothing was decoded.
+
+        Intervals are 95 %, over requests; None for fewer than two.
+        """
 
         def ratio(a: float, b: float) -> float | None:
             return a / b if b else None
+
+        def interval(column: int) -> list[float] | None:
+            if len(self.each) < 2 or not self.steps:
+                return None
+            sums = dict(enumerate(np.array(self.each, np.float64).T))
+            found = Resampled(sums, resample_weights(len(self.each))).interval(lambda of: of[column] / of[0])
+            return [float(found.low[0]), float(found.high[0])]
 
         return {
             "requests": self.requests,
@@ -187,7 +203,9 @@ class Summary:
             "num_accepted_draft_tokens": self.accepted,
             "completion_tokens": self.completion_tokens,
             "mean_acceptance_length": ratio(self.completion_tokens, self.steps),
+            "mean_acceptance_length_interval": interval(1),
             "accepted_per_proposal": ratio(self.accepted, self.steps),
+            "accepted_per_proposal_interval": interval(2),
             "regret_spent_mean": ratio(math.fsum(self.ledger), len(self.ledger)),
             "seconds": round(self.seconds, 3),
             "tokens_per_second": ratio(self.completion_tokens, self.seconds),
@@ -254,7 +272,6 @@ def make_requests(target: Any, prompts: Iterable[Prompt], plan: Plan) -> list[Re
 
 def make_manifest(target: Any, drafter: Any, requests: list[RequestRecord], plan: Plan) -> Manifest:
     """Return the manifest of a capture that has yet to begin."""
-    import numpy
     import torch
     import transformers
 
@@ -269,7 +286,7 @@ def make_manifest(target: Any, drafter: Any, requests: list[RequestRecord], plan
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "numpy": numpy.__version__,
+        "numpy": np.__version__,
     }
     if target.lm.device.type == "cuda":
         software["gpu"] = torch.cuda.get_device_name(target.lm.device)
@@ -396,3 +413,5 @@ def _count(summary: Summary, result: Any) -> None:
     summary.accepted += sum(outcome.accepted for outcome in result.outcomes)
     summary.completion_tokens += len(result.tokens)
     summary.ledger.append(result.ledger)
+    accepted = sum(outcome.accepted for outcome in result.outcomes)
+    summary.each.append((len(result.outcomes), len(result.tokens), accepted))

@@ -120,10 +120,14 @@ def _print(out: Path, row: dict[str, Any]) -> None:
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.3f}"
 
+    def span(ends: list[float] | None) -> str:
+        return "" if ends is None else f" [{ends[0]:.3f}, {ends[1]:.3f}]"
+
     click.echo(
         f"{out}: {row['requests']} requests captured"
         + (f", {row['skipped']} there before" if row["skipped"] else "")
         + f"; {row['num_spec_steps']} steps, {row['completion_tokens']} tokens in {row['seconds']:.1f} s\n"
-        f"mean_acceptance_length {number(row['mean_acceptance_length'])} (bonus token included), "
-        f"accepted_per_proposal {number(row['accepted_per_proposal'])} (not included)"
+        f"mean_acceptance_length {number(row['mean_acceptance_length'])}{span(row['mean_acceptance_length_interval'])} "
+        f"(bonus token included), accepted_per_proposal {number(row['accepted_per_proposal'])}"
+        f"{span(row['accepted_per_proposal_interval'])} (not included)"
     )

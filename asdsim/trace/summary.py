@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..stats import Resampled, resample_weights
 from .check import reachable_drafts, strict_accepted
 from .reader import Trace
 from .records import FORBIDDEN_LOGIT
@@ -39,7 +40,7 @@ def summarise(trace: Trace) -> dict[str, Any]:
     tasks = {
         name: {
             "requests": int((task == name).sum()),
-            **_acceptance(accepted, tokens, drafted, path & (task_of_step == name)),
+            **_acceptance(accepted, tokens, drafted, path & (task_of_step == name), trace.step_request),
         }
         for name in dict.fromkeys(task.tolist())
     }
@@ -78,7 +79,7 @@ def summarise(trace: Trace) -> dict[str, Any]:
         "draft_positions": draft_rows,
         "tasks": tasks,
         "strict_acceptance": {
-            **_acceptance(accepted, tokens, drafted, path),
+            **_acceptance(accepted, tokens, drafted, path, trace.step_request),
             "acceptance_histogram": np.bincount(accepted[path], minlength=manifest.num_draft_tokens + 1).tolist(),
         },
         "first_mismatch": {
@@ -115,8 +116,15 @@ def _acceptance(
     tokens: npt.NDArray[np.int64],
     drafted: npt.NDArray[np.int64],
     keep: npt.NDArray[np.bool_],
+    request: npt.NDArray[np.int32],
 ) -> dict[str, Any]:
+    """Return counts and ratios of some steps; intervals are 95 %, over requests, None for fewer than two."""
     steps, committed, took = int(keep.sum()), int(tokens[keep].sum()), int(accepted[keep].sum())
+    _, row = np.unique(request[keep], return_inverse=True)
+    sums = {
+        name: np.bincount(row, weights=values[keep]).astype(np.float64)
+        for name, values in (("steps", np.ones(len(keep))), ("tokens", tokens), ("accepted", accepted))
+    }
     return {
         "num_spec_steps": steps,
         "completion_tokens": committed,
@@ -124,8 +132,19 @@ def _acceptance(
         "num_accepted_draft_tokens": took,
         "mean_acceptance_length": committed / steps if steps else None,
         "accepted_per_proposal": took / steps if steps else None,
+        "mean_acceptance_length_interval": _interval(sums, "tokens"),
+        "accepted_per_proposal_interval": _interval(sums, "accepted"),
         "draft_acceptance_rate": took / int(drafted[keep].sum()) if drafted[keep].sum() else None,
     }
+
+
+def _interval(sums: dict[str, npt.NDArray[np.float64]], name: str) -> list[float] | None:
+    """Return the interval of a column per step."""
+    requests = len(sums["steps"])
+    if requests < 2:
+        return None
+    found = Resampled(sums, resample_weights(requests)).interval(lambda of: of[name] / of["steps"])
+    return [float(found.low[0]), float(found.high[0])]
 
 
 def _regrets(trace: Trace, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], int]:
