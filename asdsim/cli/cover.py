@@ -77,8 +77,9 @@ def command(
         f"added in {progress.waves} waves and {progress.seconds:.0f} s"
     )
     if progress.complete:
-        share = progress.live_steps / max(1, progress.steps_held)
-        click.echo(f"{progress.steps_held} steps stand for {progress.live_steps} of live runs: {share:.1f}x fewer")
+        held, live = progress.steps_held, progress.live_steps
+        fewer = f": {live / held:.1f}x fewer" if live > held > 0 else ", and for other settings"
+        click.echo(f"{held} steps stand for {live} of live runs{fewer}")
     elif progress.interrupted:
         note("interrupted; what was computed is kept, run again to go on")
     else:
