@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["AsdsimError", "Grid", "Policy", "Result", "Trace", "__version__", "load", "replay"]
+__all__ = ["AsdsimError", "Grid", "Policy", "Result", "Trace", "__version__", "load", "replay", "replay_breakpoints"]
 
 _HOMES = {
     "AsdsimError": "errors",
@@ -21,10 +21,11 @@ _HOMES = {
     "Trace": "trace.reader",
     "load": "api",
     "replay": "api",
+    "replay_breakpoints": "api",
 }
 
 if TYPE_CHECKING:
-    from .api import Result, load, replay
+    from .api import Result, load, replay, replay_breakpoints
     from .errors import AsdsimError
     from .policy import Grid, Policy
     from .trace.reader import Trace

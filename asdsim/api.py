@@ -17,7 +17,7 @@ from .estimate import DRAWS, pooled_graph
 from .layout import DEFAULT, Layout, uniform
 from .metrics import COLUMNS
 from .outputs import Outputs, outputs_of
-from .policy import STRICT, Grid, rule_grids
+from .policy import STRICT, Grid, check_value, rule_grids
 from .trace.graph import Graph, build_graph, edge_tokens_of
 from .trace.reader import Trace, read_trace
 from .trace.records import FORBIDDEN_LOGIT, StepRecord
@@ -64,6 +64,9 @@ class Result:
         Where the walk ran.
     columns : dict of ndarray
         One entry per figure; see :data:`asdsim.metrics.COLUMNS`.
+    below : float64 (n,), optional
+        Of :func:`replay_breakpoints`: a row holds from its B up to below this one (the last: up to where was searched);
+        column ``B_to`` of the frame.
     """
 
     trace: Trace
@@ -72,6 +75,7 @@ class Result:
     off_trace: str
     device: str
     columns: dict[str, npt.NDArray[Any]]
+    below: npt.NDArray[np.float64] | None = None
     _walker: Callable[[Grid], Walks] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -96,6 +100,8 @@ class Result:
             "acceptance_histogram": pl.Series(histogram.tolist(), dtype=pl.List(pl.Int64)),
         }
         frame = pl.DataFrame({name: data[name] for name in COLUMNS})
+        if self.below is not None:
+            frame.insert_column(frame.columns.index("B") + 1, pl.Series("B_to", self.below))
         floats = [name for name, kind in frame.schema.items() if kind == pl.Float64]
         return frame.with_columns(pl.col(name).fill_nan(None) for name in floats)
 
@@ -106,8 +112,8 @@ class Result:
         """
         rows = self.frame().to_dicts()
         for n, row in enumerate(rows):
-            for name in ("B", "g", "M"):
-                if row[name] is not None and np.isinf(row[name]):
+            for name in ("B", "B_to", "g", "M"):
+                if row.get(name) is not None and np.isinf(row[name]):
                     row[name] = "inf"
             if self.grid.params:
                 row["parameters"] = dict(self.grid.params[n])
@@ -362,6 +368,84 @@ def replay_grid(
             graph, grid, off_trace=off_trace, device=chosen, threads=threads, progress=progress, note=note
         )
     return Result(source, graph, grid, off_trace, chosen, figures, _walker=walk)
+
+
+def replay_breakpoints(
+    trace: Trace | str | Path,
+    *,
+    g: Axis,
+    M: Axis,
+    upper: float = math.inf,
+    semantics: str = "paper",
+    regret: str = "logit",
+    value: str = "",
+    ledger: str = "request",
+    off_trace: str = "stop",
+    device: str = "auto",
+    threads: int = 0,
+) -> list[Result]:
+    """Walk a trace under every budget that makes a difference, for each combination of g and M.
+
+    Parameters
+    ----------
+    upper : float
+        Budgets above it are left out.
+    trace, g, M, semantics, regret, value, ledger, off_trace, device, threads
+        As for :func:`replay`.
+
+    Returns
+    -------
+    list of Result
+        One for each g and M, g outermost. Row 0 holds from B = 0 on, each other row from a breakpoint on: a B, the very
+        float, at which some request is decided otherwise than just below it. No decision changes within a row.
+
+    Raises
+    ------
+    UsageError
+        Where there are too many breakpoints (:data:`asdsim.walk.breakpoints.MOST`), or finding them takes too long.
+    """
+    grid = Grid.product(0.0, g, M, semantics, regret=regret, value=value, ledger=ledger)
+    return replay_grid_breakpoints(trace, grid, upper=upper, off_trace=off_trace, device=device, threads=threads)
+
+
+def replay_grid_breakpoints(
+    trace: Trace | str | Path,
+    grid: Grid,
+    *,
+    upper: float = math.inf,
+    off_trace: str = "stop",
+    device: str = "auto",
+    threads: int = 0,
+    progress: Callable[[int], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> list[Result]:
+    """Do what :func:`replay_breakpoints` does for the g and M of each setting of a grid; its B is not looked at."""
+    from .walk.breakpoints import breakpoints_of
+
+    if grid.layout.rule != "asd":
+        raise UsageError(f"rule {grid.layout.rule} has no budget, so no breakpoints in it")
+    if off_trace not in OFF_TRACE:
+        raise unknown_name("off-trace mode of breakpoints", str(off_trace), list(OFF_TRACE))
+    chosen = choose_device(device)
+    if chosen == "reference":
+        raise UsageError("the reference walk finds no breakpoints", fix="use --device cpu or cuda")
+    check_value("B", upper)
+    source = trace if isinstance(trace, Trace) else load(trace)
+    graph = build_graph(source, grid.layout)
+    pairs = list(zip(grid.gate.tolist(), grid.cap.tolist(), strict=True))
+    found = breakpoints_of(
+        graph, pairs, OFF_TRACE[off_trace], grid.semantics, upper=upper, threads=threads,
+        compiled=chosen != "python", progress=progress, note=note,
+    )  # fmt: skip
+    results = []
+    for points, (gate, cap) in zip(found, pairs, strict=True):
+        budgets = np.append(0.0, points)
+        number = len(budgets)
+        axes = {"B": budgets.tolist(), "g": [gate], "M": [cap]}
+        part = Grid(budgets, np.full(number, gate), np.full(number, cap), grid.semantics, axes, grid.layout)
+        result = replay_grid(source, part, off_trace=off_trace, device=chosen, threads=threads, note=note)
+        results.append(replace(result, below=np.append(points, upper)))
+    return results
 
 
 def write_results(results: list[Result], path: str | Path) -> None:

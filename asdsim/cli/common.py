@@ -89,10 +89,11 @@ def grid_options(
     return add
 
 
-def rule_options(required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def rule_options(required: bool = True, *, exact: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the options that name settings of a rule; the command gets them as ``grids``, a list of Grid.
 
-    ``grids`` is None where nothing was given and nothing is ``required``.
+    ``grids`` is None where nothing was given and nothing is ``required``. With ``exact`` the command also gets
+    ``upper``: None, or under ``--B exact[:UPPER]`` the largest budget; the B of the grids is then 0.
     """
     names = ("B", "g", "M", "rule", "param", "semantics", "regret", "value", "ledger", "no_gate")
 
@@ -100,11 +101,18 @@ def rule_options(required: bool = True) -> Callable[[Callable[..., Any]], Callab
         @wraps(function)
         def command(**given: Any) -> Any:
             chosen = {name: given.pop(name) for name in names}
+            if exact:
+                given["upper"] = upper = _upper(chosen["B"])
+                if upper is not None and chosen["rule"] == "asd":
+                    if chosen["ledger"] == "none":
+                        raise UsageError("--B exact with --ledger none: no budget is looked at")
+                    chosen["B"] = "0"
             return function(grids=_grids(required, **chosen), **given)
 
         axis = "Comma list and inclusive ranges start:stop:step; inf allowed."
+        every = " exact, or exact:UPPER: every B at which something changes." if exact else ""
         options = (
-            click.option("--B", "B", metavar="LIST", help=f"Regret budget per request, in logits. {axis}"),
+            click.option("--B", "B", metavar="LIST", help=f"Regret budget per request, in logits. {axis}{every}"),
             click.option("--g", "g", metavar="LIST", help="Gate on regret / suffix value, in logits."),
             click.option("--M", "M", metavar="LIST", help="Cap on relaxed tokens per block."),
             click.option("--rule", default="asd", show_default=True, help="Acceptance rule; see asdsim rules."),
@@ -124,6 +132,21 @@ def rule_options(required: bool = True) -> Callable[[Callable[..., Any]], Callab
         return command_with
 
     return add
+
+
+def _upper(B: str | None) -> float | None:
+    """Return the end of ``exact[:UPPER]``, None for a B that is a list."""
+    from ..policy import parse_axis
+
+    word, colon, end = (B or "").strip().partition(":")
+    if word != "exact":
+        return None
+    if not colon:
+        return math.inf
+    values = parse_axis("B", end)
+    if len(values) != 1:
+        raise UsageError(f"B={B!r} names {len(values)} ends", fix="write exact or exact:UPPER")
+    return values[0]
 
 
 def _grids(

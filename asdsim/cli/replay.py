@@ -26,6 +26,7 @@ TABLE = [
     "strict_mean_acceptance_length", "relaxed_tokens", "regret_spent_mean", "regret_spent_max",
 ]  # fmt: skip
 SHORT = {
+    "B_to": "B to",
     "exact_share": "exact", "mean_acceptance_length": "tokens/step", "accepted_per_proposal": "accepted/step",
     "strict_mean_acceptance_length": "strict tokens/step", "relaxed_tokens": "relaxed",
     "regret_spent_mean": "regret mean", "regret_spent_max": "regret max",
@@ -34,7 +35,7 @@ SHORT = {
 
 @click.command("replay")
 @click.argument("trace", type=click.Path(path_type=Path))
-@rule_options()
+@rule_options(exact=True)
 @click.option("--off-trace", default="stop", show_default=True, metavar="stop|aligned|recorded|pooled",
               help="At a prefix that was not captured: drop the request (exact), or estimate.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|reference")
@@ -51,14 +52,17 @@ SHORT = {
 @json_option
 @config_option
 def command(
-    trace: Path, grids: list[Grid], off_trace: str, device: str, threads: int, output: Path | None, intervals: bool,
-    cost: str, as_json: bool,
+    trace: Path, grids: list[Grid], upper: float | None, off_trace: str, device: str, threads: int,
+    output: Path | None, intervals: bool, cost: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Walk TRACE under every combination of B, g and M, or of another rule's parameters.
 
     A row is exact where exact_share is 1: every walk then met captured steps only. Otherwise, with --off-trace stop,
     the row stands on the requests that stayed on the trace (no fair sample), and with aligned or recorded it is an
     estimate.
+
+    --B exact finds every budget at which some decision changes, for each g and M; a row then holds from its B up to
+    below the next one.
     """
     from ..errors import UsageError
 
@@ -73,12 +77,12 @@ def command(
     total = sum(len(grid) for grid in grids)
     source: Any = trace if len(grids) == 1 else api.load(trace)
     with progress_bar(total, "replay", "setting") as bar:
-        results = [
-            api.replay_grid(
-                source, grid, off_trace=off_trace, device=device, threads=threads, progress=bar.update, note=note
-            )
-            for grid in grids
-        ]
+        how: dict[str, Any] = {"off_trace": off_trace, "device": device, "threads": threads}
+        if upper is None:
+            results = [api.replay_grid(source, grid, progress=bar.update, note=note, **how) for grid in grids]
+        else:
+            results = api.replay_grid_breakpoints(source, grids[0], upper=upper, progress=bar.update, note=note, **how)
+    total = sum(map(len, results))
     if output is not None:
         api.write_results(results, output)
         note(f"wrote {total} rows to {output}")
@@ -99,24 +103,29 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
 
     whole = pl.concat([result.frame() for result in results])
     asd = whole["rule"][0] == "asd"
+    exact = "B_to" in whole.columns
     names = [name for name in TABLE if asd or name not in ("B", "g", "M")]
     if (whole["parameters"] != "").any():
         names.insert(3 if asd else 0, "parameters")
     if not asd:
         names.insert(0, "rule")
+    if exact:
+        names.insert(1, "B_to")
     frame = whole.select(names).rename(SHORT).with_row_index("row")
     plain = [
         pl.col(name).map_elements(lambda value: f"{value:g}", return_dtype=pl.String)
         for name in ("B", "g", "M")
-        if name in names
+        if name in names and not (exact and name == "B")
     ]
+    if exact:  # all digits: the very float decides
+        plain += [pl.col(name).map_elements(repr, return_dtype=pl.String).alias(name) for name in ("B", "B to")]
     shown = (
         frame if len(frame) <= MAX_ROWS else frame.sort("tokens/step", descending=True, nulls_last=True).head(MAX_ROWS)
     )
     shown = _with_intervals(results, shown, cost)
     with pl.Config(
         tbl_rows=MAX_ROWS, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True,
-        float_precision=3, tbl_width_chars=190, tbl_formatting="ASCII_MARKDOWN",
+        float_precision=3, tbl_width_chars=230 if exact else 190, tbl_formatting="ASCII_MARKDOWN",
     ):  # fmt: skip
         click.echo(str(shown.with_columns(plain)))
     if len(frame) > MAX_ROWS:

@@ -1,0 +1,239 @@
+"""Every budget at which a walk changes, for one gate and one cap.
+
+Under a budget B a walk meets mismatches that the budget refuses. Each of them would be decided otherwise from some
+larger budget on: s + C as the rule computes it (for readings that test C <= B - s, the smallest float that passes that
+test). Up to the smallest of these every decision is the same, since a judge's answer turns once along B (held by
+tests/twins/test_judges.py), and at it one decision is not. So a request is walked at B = 0, then at the smallest of
+these floats, and so on until nothing is refused by the budget: one walk for each breakpoint, in memory for one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import rule
+from ..errors import UsageError
+from ..rule import BUDGET, accept_block, judge, settle
+from ..trace.graph import Graph
+from .compiled import COMPILING, compile_cached, compiled_settle, helper, is_cached, named
+from .request import ALIGNED, RECORDED
+from .sweep import arrays_of
+
+Float64 = npt.NDArray[np.float64]
+
+MOST = 200_000
+"""Breakpoints that are searched for, at most; their rows of figures take some 300 bytes each."""
+
+SECONDS = 120.0
+"""Time that the search may take."""
+
+CHUNK = 1024
+"""Breakpoints of one call of the kernel: how often the clock is looked at."""
+
+
+def turning_point(score, before, charge, count, spent, budget, gate, cap):  # type: ignore[no-untyped-def]
+    """Return the smallest budget under which a mismatch that ``budget`` refuses is no longer refused by the budget.
+
+    NaN where no budget does that.
+    """
+    low, high = budget, max(spent + charge, 5e-324)  # nearly always the very float; the smallest one above B = 0
+    if judge(score, before, charge, count, spent, np.inf, gate, cap) == BUDGET:
+        return np.nan
+    while judge(score, before, charge, count, spent, high, gate, cap) == BUDGET:
+        low = high
+        high = float(np.nextafter(high, np.inf)) if high == spent + charge else high * 2.0
+    below = float(np.nextafter(high, 0.0))
+    if judge(score, before, charge, count, spent, below, gate, cap) == BUDGET:
+        return high
+    high = below
+    while True:
+        middle = low + (high - low) / 2.0
+        if not low < middle < high:
+            middle = float(np.nextafter(low, high))
+            if middle == high:
+                return high
+        if judge(score, before, charge, count, spent, middle, gate, cap) == BUDGET:
+            low = middle
+        else:
+            high = middle
+
+
+def walk_breakpoints(  # type: ignore[no-untyped-def]
+    request, budget, upper, gate, cap, off_trace,
+    root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
+    path_ptr, path_step, align_ptr, align_step, out,
+):  # fmt: skip
+    """Write the breakpoints of one request above ``budget`` and up to ``upper`` to ``out``, ascending.
+
+    Returns how many there are, ``len(out)`` at most.
+    """
+    found = 0
+    while found < out.shape[0]:
+        following = np.nan
+        spent, tokens, steps = 0.0, 0, 0
+        step = root[request]
+        while step >= 0:
+            lo, hi = mm_ptr[step], mm_ptr[step + 1]
+            room = limit[request] - tokens
+            outcome, charge, count, verdict = accept_block(
+                mm_pos, mm_score, mm_charge, lo, hi, room, spent, budget, gate, cap
+            )
+            if verdict == BUDGET:
+                j = lo + outcome
+                turn = turning_point(
+                    mm_score[j], charge, charge + mm_charge[j], count + 1, spent, budget, gate, cap
+                )  # fmt: skip
+                if turn < following or following != following:  # NaN: nothing was found yet
+                    following = turn
+            spent = settle(spent, charge)
+            edge = lo + step + outcome
+            tokens += min(edge_tokens[edge], room)
+            steps += 1
+            step = edge_next[edge]
+            if tokens >= limit[request]:
+                step = -1
+            if step == -2:
+                step = -1
+                if off_trace == RECORDED:
+                    nth = path_ptr[request] + steps
+                    if nth < path_ptr[request + 1]:
+                        step = path_step[nth]
+                elif off_trace == ALIGNED:
+                    near = align_ptr[request] + tokens
+                    if near < align_ptr[request + 1]:
+                        step = align_step[near]
+        if not following <= upper:
+            break
+        out[found] = following
+        found += 1
+        budget = following
+    return found
+
+
+@cache
+def kernel(semantics: str) -> Any:
+    """Return ``walk_breakpoints`` compiled for one semantics."""
+    import numba
+
+    judged = helper(rule.JUDGES[semantics])
+    names = {
+        "accept_block": helper(named(rule.bind(accept_block, judge=judged), semantics)),
+        "turning_point": helper(named(rule.bind(turning_point, judge=judged), semantics)),
+        "settle": compiled_settle(semantics),
+    }
+    return compile_cached(numba.njit, named(rule.bind(walk_breakpoints, **names), semantics), nogil=True, _nrt=False)
+
+
+def python_kernel(semantics: str) -> Any:
+    """Return the same sources as plain Python, for tests."""
+    judged = rule.JUDGES[semantics]
+    names = {
+        "accept_block": rule.bind(accept_block, judge=judged),
+        "turning_point": rule.bind(turning_point, judge=judged),
+        "settle": rule.settle_of(semantics),
+    }
+    return rule.bind(walk_breakpoints, **names)
+
+
+def breakpoints_of(
+    graph: Graph,
+    pairs: Sequence[tuple[float, float]],
+    mode: int,
+    semantics: str,
+    *,
+    upper: float = np.inf,
+    most: int = MOST,
+    seconds: float = SECONDS,
+    threads: int = 0,
+    compiled: bool = True,
+    progress: Callable[[int], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> list[Float64]:
+    """Return, for each gate and cap, every budget in (0, upper] at which the walk of some request changes, ascending.
+
+    Between two of them, and from the last one on, no walk changes.
+
+    Parameters
+    ----------
+    pairs : sequence of (gate, cap)
+    mode : int
+        ``STOP``, ``ALIGNED`` or ``RECORDED``.
+    most : int
+        Breakpoints that may be found in all.
+    seconds : float
+        Time that may pass in all.
+    threads : int
+        0 takes every core that this process may use; results do not depend on it.
+    compiled : bool
+        False runs the kernel's source as Python.
+    progress, note : callable, optional
+        Called with 1 after each pair; with a line where the kernel has to be compiled first.
+
+    Raises
+    ------
+    UsageError
+        Where there are more, or it takes longer.
+    """
+    if note and compiled and not is_cached(sys.modules[__name__], semantics):
+        note(COMPILING)
+    walk = kernel(semantics) if compiled else python_kernel(semantics)
+    arrays, requests = arrays_of(graph), graph.num_requests
+    workers = max(1, min(threads or len(os.sched_getaffinity(0)), requests))
+    end = time.monotonic() + seconds
+    found: list[Float64] = []
+    stopped = False
+
+    def one(request: int, gate: float, cap: float, left: int) -> Float64:
+        parts: list[Float64] = []
+        budget, number = 0.0, 0
+        while not stopped:
+            out = np.empty(CHUNK)
+            wrote = int(walk(request, budget, upper, gate, cap, mode, *arrays, out))
+            parts.append(out[:wrote])
+            number += wrote
+            if wrote < CHUNK:
+                break
+            budget = float(out[-1])
+            if number > left or time.monotonic() > end:
+                what = (
+                    f"there are more than {most:,} breakpoints in B"
+                    if number > left
+                    else f"the breakpoints in B were not found within {seconds:g} s"
+                )
+                raise _too_many(what, gate, cap, budget)
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for gate, cap in pairs:
+                left = most - sum(map(len, found))
+                every = np.zeros(0)
+                # Floats, so that one compiled form serves all
+                for points in pool.map(partial(one, gate=float(gate), cap=float(cap), left=left), range(requests)):
+                    every = np.union1d(every, points)
+                    if len(every) > left:
+                        raise _too_many(f"there are more than {most:,} breakpoints in B", gate, cap, float(every[left]))
+                found.append(every)
+                if progress:
+                    progress(1)
+        except UsageError:
+            stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return found
+
+
+def _too_many(what: str, gate: float, cap: float, reached: float) -> UsageError:
+    return UsageError(
+        f"{what}; stopped at g={gate:g}, M={cap:g}, B={reached:g}",
+        fix=f"search fewer g and M or a shorter range, such as --B exact:{reached / 2:.3g}",
+    )
