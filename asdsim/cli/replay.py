@@ -111,7 +111,7 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
         names.insert(0, "rule")
     if exact:
         names.insert(1, "B_to")
-    frame = whole.select(names).rename(SHORT).with_row_index("row")
+    frame = whole.select(names).rename(SHORT, strict=False).with_row_index("row")
     plain = [
         pl.col(name).map_elements(lambda value: f"{value:g}", return_dtype=pl.String)
         for name in ("B", "g", "M")
