@@ -71,16 +71,18 @@ def test_the_layout_of_vllm(target: HFTarget, tmp_path: Path, shared: bool) -> N
     check(target, save(tmp_path, renamed, {}), plain(target, tensors, 1, True))
 
 
-def test_a_token_map_leaves_the_other_tokens_out(target: HFTarget, tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", [True, False])
+def test_a_token_map_leaves_the_other_tokens_out(target: HFTarget, tmp_path: Path, own: bool) -> None:
     chosen = torch.tensor([1, 5, 8, 40, 77, 95])
     tensors = medusa_tensors(WIDTH, VOCAB, N, 1)
     renamed = {"token_map": chosen}
     for i in range(N):
         renamed[f"blocks.{i}.layers.0.weight"] = tensors[f"{i}.0.linear.weight"]
         renamed[f"blocks.{i}.layers.0.bias"] = tensors[f"{i}.0.linear.bias"]
-        renamed[f"lm_heads.{i}.weight"] = tensors[f"{i}.1.weight"][chosen]
+        if own:
+            renamed[f"lm_heads.{i}.weight"] = tensors[f"{i}.1.weight"][chosen]
     rows = torch.full((N, VOCAB), -torch.inf)
-    rows[:, chosen] = plain(target, tensors, 1, True)[:, chosen]
+    rows[:, chosen] = plain(target, tensors, 1, own)[:, chosen]
     check(target, save(tmp_path, renamed, {}), rows)
 
 

@@ -41,7 +41,7 @@ class Medusa(Head):
     bias : bool
         Whether the blocks have a bias.
     token_ids : int64 tensor (V_d,), optional
-        Tokens that the rows of the projections stand for; all of the target's where None.
+        Tokens that the rows of the projections stand for, and all that the target's is used for; None for all.
     """
 
     kind = "medusa"
@@ -66,6 +66,10 @@ class Medusa(Head):
         self.outputs = torch.nn.ModuleList(torch.nn.Linear(width, rows, bias=False) for _ in range(outputs))
         self.borrowed = Borrowed(target_model)
         self.register_buffer("token_ids", token_ids, persistent=False)
+        for part in ("weight", "bias"):  # the rows of the target's projection that are used, where not all are
+            whole = getattr(self.borrowed.output, part, None)
+            few = None if token_ids is None or outputs or whole is None else whole.detach()[token_ids]
+            self.register_buffer(f"few_{part}", few, persistent=False)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> Medusa:
@@ -87,8 +91,6 @@ class Medusa(Head):
             check_size(
                 checkpoint, "vocabulary", outputs[0].shape[0], len(token_ids) if token_ids is not None else vocab_size
             )
-        elif token_ids is not None:
-            raise checkpoint.error("a token_map needs projections of the heads' own")
         places = [tuple(map(int, name.split(".")[1:3])) for name in tensors if name.startswith("blocks.")]
         heads, layers = (1 + max(place[axis] for place in places) for axis in (0, 1))
         if len(outputs) not in (0, 1, heads):
@@ -109,8 +111,11 @@ class Medusa(Head):
         if len(self.outputs) > 1:
             rows = torch.stack([self.outputs[i](h) for i, h in enumerate(hidden)], 1)
         else:
-            output = self.outputs[0] if len(self.outputs) else self.borrowed.output
-            rows = output(torch.stack(hidden, 1))
+            together = torch.stack(hidden, 1)
+            if self.few_weight is not None:
+                rows = functional.linear(together, self.few_weight, self.few_bias)
+            else:
+                rows = (self.outputs[0] if len(self.outputs) else self.borrowed.output)(together)
         return over_vocabulary(rows, self.token_ids, self.vocab_size)
 
     def draft(
