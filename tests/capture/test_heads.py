@@ -276,6 +276,8 @@ def test_capture_cover_and_verify(
     if kind == "eagle3":
         assert told["taps"] == [3, 0, 2]
         assert told["overrides"] == {"layer_ids": [3, 0, 2], "rope_theta": 1000.0}
+    status, out, _ = cli(capsys, "inspect", trace)
+    assert status == 0 and heads[kind] in out
     settings = ("--B", "0,200", "--g", "100", "--M", "1,2")
     assert cli(capsys, "cover", trace, *settings)[0] == 0
     status, out, _ = cli(capsys, "verify", trace, "--json")

@@ -139,7 +139,7 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
     try:
         with bars_on_terminals_only():
             path = get(["config.json", "medusa_lm_head.*"])  # beside some Medusa heads lies the whole model
-            return path if _weight_files(path) else get(["config.json", "*.safetensors", "*.pt", "*.bin"])
+            return path if _weight_files(path) else get(["config.json", "*.safetensors", "pytorch_model*.bin", "*.pt"])
     except Exception as error:  # the library raises many kinds
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CaptureError(
@@ -148,8 +148,8 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    for pattern in ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "*.safetensors", "*.pt", "*.bin"):
-        found = sorted(folder.glob(pattern))
+    for pattern in ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "*.safetensors", "pytorch_model*.bin", "*.pt"):
+        found = sorted(folder.glob(pattern))  # the first that there is: beside weights lie states of a training
         if found:
             return found
     return []
