@@ -363,6 +363,13 @@ class MachineCode:
     cubin: bytes
 
 
+def known_capabilities() -> list[tuple[int, int]]:
+    """Return the compute capabilities that the installed toolkit compiles for."""
+    from numba.cuda.cudadrv import nvrtc
+
+    return [tuple(one) for one in nvrtc.get_supported_ccs()]  # type: ignore[attr-defined]
+
+
 def machine_code(name: str, semantics: str, capability: tuple[int, int]) -> MachineCode:
     """Compile a kernel for a GPU that need not be present: NVVM to PTX, nvJitLink to machine code.
 
