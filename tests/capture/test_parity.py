@@ -72,7 +72,7 @@ def expected(spec: headfiles.Spec, seed: int) -> tuple[list[int], list[int], Any
 
 
 def difference(got: Any, rows: Any) -> float:
-    """Return the largest difference of two logit tables, infinite where they do not reach the same tokens."""
+    """Return the largest difference of two tables of logits, infinite where they do not reach the same tokens."""
     if got.shape != rows.shape or not torch.equal(got.isinf(), rows.isinf()):
         return float("inf")
     return float((got - rows)[rows.isfinite()].abs().max())
@@ -96,6 +96,24 @@ def test_logits_and_ids_of_the_public_class(name: str, llama: Any, tmp_path: Pat
         got, logits = draft(head, ids, seed)
         assert difference(logits, rows) < CLOSE, seed
         assert got == drafts, seed
+
+
+@pytest.mark.parametrize("name", [n for n in headfiles.names() if "confidence" in headfiles.answers(headfiles.load(n))])
+def test_confidence_of_the_public_class(name: str, llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from asdsim.capture.drafters.dspark import DSpark
+
+    read, heard = DSpark.read, []
+
+    def listening(self: DSpark, *given: Any) -> Any:
+        heard.append(read(self, *given))
+        return heard[-1]
+
+    monkeypatch.setattr(DSpark, "read", listening)
+    spec = headfiles.load(name)
+    for seed in range(headfiles.SEEDS):
+        draft(build(spec, seed, tmp_path / "head", llama), expected(spec, seed)[0], seed)
+        wanted = torch.from_numpy(headfiles.answers(spec)["confidence"][seed])
+        assert difference(heard[-1][2][0], wanted) < CLOSE, seed
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
