@@ -127,6 +127,12 @@ class Memory:
         """Append entries (1, heads, n, width) to a layer; return all of its keys and values."""
         return self.layers[layer].update(keys, values)
 
+    def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of a layer."""
+        keys, values = self.layers[layer].keys, self.layers[layer].values
+        assert keys is not None and values is not None
+        return keys, values
+
     def cut(self, entries: int) -> None:
         """Keep the first ``entries`` at most."""
         surplus = len(self) - max(0, entries)

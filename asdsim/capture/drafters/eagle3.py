@@ -141,7 +141,7 @@ class Eagle3(Head):
         if own_output:
             rows = self.vocab_size if token_ids is None else len(token_ids)
             self.lm_head = torch.nn.Linear(width, rows, bias=False)
-        self.borrowed = Borrowed(target_model)
+        self.borrowed = Borrowed(target_model, None if own_output else token_ids)
         self.rotary = Rotary(rope, head_dim, config)
         self.register_buffer("token_ids", token_ids, persistent=False)
 
@@ -152,7 +152,7 @@ class Eagle3(Head):
         tensors, maps = _renamed(checkpoint)
         target_width, vocab_size, total = target_shape(target_model)
         fc, q_proj, up_proj = (
-            _need(checkpoint, tensors, name)
+            need(checkpoint, tensors, name)
             for name in ("fc.weight", "layer.self_attn.q_proj.weight", "layer.mlp.up_proj.weight")
         )
         width = fc.shape[0]
@@ -173,9 +173,9 @@ class Eagle3(Head):
         sizes += [int(config["vocab_size"])] if config.get("vocab_size") else []
         for size in sizes:
             check_size(checkpoint, "vocabulary", size, vocab_size)
-        token_ids = _draft_vocabulary(checkpoint, maps, tensors.get("lm_head.weight"), vocab_size)
-        for part, fits in (("embed_tokens", True), ("lm_head", token_ids is None)):
-            if f"{part}.weight" not in tensors and not (fits and width == target_width):
+        token_ids = draft_vocabulary(checkpoint, maps, tensors.get("lm_head.weight"), vocab_size)
+        for part in ("embed_tokens", "lm_head"):
+            if f"{part}.weight" not in tensors and width != target_width:
                 raise checkpoint.error(f"tensor {part}.weight is missing, and the target's does not fit")
         heads = int(config.get("num_attention_heads") or 0)
         head_dim = int(config.get("head_dim") or (q_proj.shape[0] // heads if heads else 0))
@@ -184,7 +184,7 @@ class Eagle3(Head):
         head = cls(
             target_model, taps, rope_of(checkpoint, rope_theta), width=width, inner=up_proj.shape[0],
             heads=q_proj.shape[0] // head_dim,
-            kv_heads=_need(checkpoint, tensors, "layer.self_attn.k_proj.weight").shape[0] // head_dim,
+            kv_heads=need(checkpoint, tensors, "layer.self_attn.k_proj.weight").shape[0] // head_dim,
             head_dim=head_dim, token_ids=token_ids, own_embedding="embed_tokens.weight" in tensors,
             own_output="lm_head.weight" in tensors,
             norm_before_residual=bool(checkpoint.find("norm_before_residual", False)),
@@ -323,13 +323,14 @@ def _renamed(checkpoint: Checkpoint) -> tuple[dict[str, torch.Tensor], dict[str,
     return tensors, maps
 
 
-def _need(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+def need(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Return a tensor that must be there."""
     if name not in tensors:
         raise checkpoint.error(f"tensor {name} is missing")
     return tensors[name]
 
 
-def _draft_vocabulary(
+def draft_vocabulary(
     checkpoint: Checkpoint, maps: Mapping[str, torch.Tensor], output: torch.Tensor | None, vocab_size: int
 ) -> torch.Tensor | None:
     """Return the token of each draft row: j + d2t[j], by ``t2d`` where there is no ``d2t``; None for all tokens."""

@@ -313,11 +313,29 @@ def fill(head: Head, checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]
 
 
 class Borrowed:
-    """Parts of the target that a head uses without owning them: they are not among its parameters."""
+    """Parts of the target that a head uses without owning them: they are not among its parameters.
 
-    def __init__(self, target_model: Any) -> None:
+    Parameters
+    ----------
+    target_model : transformers.PreTrainedModel
+    token_ids : int64 tensor (V_d,), optional
+        Rows of the projection that are wanted; all where None.
+    """
+
+    def __init__(self, target_model: Any, token_ids: torch.Tensor | None = None) -> None:
         self.embedding = target_model.get_input_embeddings()
         self.output = output_head(target_model)
+        if token_ids is not None:
+            self.output = _rows(self.output, token_ids)
+
+
+def _rows(output: Any, token_ids: torch.Tensor) -> torch.nn.Linear:
+    weight, bias = output.weight.detach(), getattr(output, "bias", None)
+    part = torch.nn.Linear(weight.shape[1], len(token_ids), bias=bias is not None, device="meta")
+    part.weight = torch.nn.Parameter(weight[token_ids.to(weight.device)], requires_grad=False)
+    if bias is not None:
+        part.bias = torch.nn.Parameter(bias.detach()[token_ids.to(weight.device)], requires_grad=False)
+    return part
 
 
 def over_vocabulary(rows: torch.Tensor, token_ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:

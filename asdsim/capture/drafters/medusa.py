@@ -64,12 +64,8 @@ class Medusa(Head):
             torch.nn.ModuleList(torch.nn.Linear(width, width, bias=bias) for _ in range(layers)) for _ in range(heads)
         )
         self.outputs = torch.nn.ModuleList(torch.nn.Linear(width, rows, bias=False) for _ in range(outputs))
-        self.borrowed = Borrowed(target_model)
+        self.borrowed = Borrowed(target_model, None if outputs else token_ids)
         self.register_buffer("token_ids", token_ids, persistent=False)
-        for part in ("weight", "bias"):  # the rows of the target's projection that are used, where not all are
-            whole = getattr(self.borrowed.output, part, None)
-            few = None if token_ids is None or outputs or whole is None else whole.detach()[token_ids]
-            self.register_buffer(f"few_{part}", few, persistent=False)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> Medusa:
@@ -111,11 +107,8 @@ class Medusa(Head):
         if len(self.outputs) > 1:
             rows = torch.stack([self.outputs[i](h) for i, h in enumerate(hidden)], 1)
         else:
-            together = torch.stack(hidden, 1)
-            if self.few_weight is not None:
-                rows = functional.linear(together, self.few_weight, self.few_bias)
-            else:
-                rows = (self.outputs[0] if len(self.outputs) else self.borrowed.output)(together)
+            output = self.outputs[0] if len(self.outputs) else self.borrowed.output
+            rows = output(torch.stack(hidden, 1))
         return over_vocabulary(rows, self.token_ids, self.vocab_size)
 
     def draft(

@@ -1,0 +1,425 @@
+"""DSpark: a block of mask tokens drafted at once from the target's states, corrected token by token; DFlash without.
+
+With C = RMS_hidden(fc [taps]) at positions 0..n-1 and a block of B embeddings [x_n, mask, .., mask] at n..n+B-1, each
+layer takes keys and values from [C; RMS_in(block)] and queries from the block, which sees all of itself. Then
+h = RMS(block), U = lm_head(h), and from left to right, with x the token before and e = W1[x],
+
+    logits = U_k + W2 e                            vanilla
+    logits = U_k + W2 (sigmoid(G [h_k; e] + b) e)  gated
+    logits = U_k + W2 tanh(o)                      rnn, with g, c, o = J [s; e; h_k] + b and a state
+                                                   s <- sigmoid(g) s + (1 - sigmoid(g)) tanh(c), zero at first
+
+In the layout ``first`` slot k predicts x_{n+1+k}, B drafts; in ``bonus`` slot k >= 1 predicts x_{n+k}, B - 1 drafts.
+The whole block is run whatever K is, because a shorter one has other logits; so proposals nest in K. DFlash has no
+Markov term. Formula and layouts: the public code of DeepSpec, SpecForge and speculators.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .blocks import GatedMLP, Memory, RMSNorm, Rotary, attend, heads_of
+from .eagle3 import draft_vocabulary, need
+from .formats import Checkpoint, rope_of, taps_of
+from .heads import Borrowed, Head, check_size, fill, over_vocabulary, target_shape
+
+LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+class Attention(torch.nn.Module):
+    """Attention of a block to the context and to itself; queries and keys are normed."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.q_proj = torch.nn.Linear(width, heads * head_dim, bias=bias)
+        self.k_proj = torch.nn.Linear(width, kv_heads * head_dim, bias=bias)
+        self.v_proj = torch.nn.Linear(width, kv_heads * head_dim, bias=bias)
+        self.o_proj = torch.nn.Linear(heads * head_dim, width, bias=bias)
+        self.q_norm = RMSNorm(head_dim, eps)
+        self.k_norm = RMSNorm(head_dim, eps)
+        self.head_dim = head_dim
+
+    def entries(self, x: torch.Tensor, positions: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values (batch, heads, n, width) of context or block ``x`` (batch, n, d)."""
+        keys = self.k_norm(heads_of(self.k_proj(x), self.head_dim))
+        return rotary(keys, positions), heads_of(self.v_proj(x), self.head_dim)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rotary: Rotary,
+        mask: torch.Tensor | None,
+        context: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """Return (batch, m, d) for the block ``x``, behind the keys and values of the context."""
+        queries = rotary(self.q_norm(heads_of(self.q_proj(x), self.head_dim)), positions)
+        own = self.entries(x, positions, rotary)
+        keys, values = (torch.cat(pair, dim=2) for pair in zip(context, own, strict=True))
+        result: torch.Tensor = self.o_proj(attend(queries, keys, values, mask))
+        return result
+
+
+class Layer(torch.nn.Module):
+    """A decoder layer over a block."""
+
+    def __init__(self, width: int, inner: int, act: str, eps: float, **attention: Any) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(width, eps)
+        self.self_attn = Attention(width, eps=eps, **attention)
+        self.post_attention_layernorm = RMSNorm(width, eps)
+        self.mlp = GatedMLP(width, inner, act)
+
+
+class Markov(torch.nn.Module):
+    """Correction of a slot's logits by the token before it.
+
+    Parameters
+    ----------
+    vocab_size, rows : int
+        Tokens that may come before; logits of a row.
+    rank, width : int
+    kind : {"vanilla", "gated", "rnn"}
+    """
+
+    def __init__(self, vocab_size: int, rows: int, rank: int, width: int, kind: str = "vanilla") -> None:
+        super().__init__()
+        self.kind = kind
+        self.markov_w1 = torch.nn.Embedding(vocab_size, rank)
+        self.markov_w2 = torch.nn.Linear(rank, rows, bias=False)
+        if kind == "gated":
+            self.gate_proj = torch.nn.Linear(width + rank, rank)
+        elif kind == "rnn":
+            self.joint_proj = torch.nn.Linear(2 * rank + width, 3 * rank)
+
+    def step(
+        self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the correction (.., rows) and the next state, from tokens (..,) and slots' h (.., d)."""
+        e = self.markov_w1(previous)
+        if self.kind == "gated":
+            e = torch.sigmoid(self.gate_proj(torch.cat([hidden, e], dim=-1))) * e
+        elif self.kind == "rnn":
+            state = torch.zeros_like(e) if state is None else state
+            gate, candidate, out = self.joint_proj(torch.cat([state, e, hidden], dim=-1)).chunk(3, dim=-1)
+            keep = torch.sigmoid(gate)
+            state = keep * state + (1 - keep) * torch.tanh(candidate)
+            e = torch.tanh(out)
+        return self.markov_w2(e), state
+
+
+class Confidence(torch.nn.Module):
+    """Logit of a slot's chance to be accepted."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.proj = torch.nn.Linear(inputs, 1)
+
+
+class DSpark(Head):
+    """A DSpark head, or one of DFlash.
+
+    Parameters
+    ----------
+    target_model : transformers.PreTrainedModel
+    taps : sequence of int
+        Hidden states that it reads.
+    rope : dict
+        See :func:`.formats.rope_of`.
+    block, mask_id : int
+        B and the token that fills a block.
+    anchor : {"first", "bonus"}
+    width, layers, inner, heads, kv_heads, head_dim : int
+        Hidden size, layers, and of each: MLP, attention.
+    token_ids : int64 tensor (V_d,), optional
+        The draft vocabulary; the target's where None.
+    own_embedding, own_output : bool
+        Whether the head has its own token embedding and projection, or uses the target's.
+    rank, markov : int, str
+        Of the Markov term; rank 0 leaves it out.
+    warm : bool
+        In the layout ``bonus``: whether the Markov state passes slot 0 too.
+    confidence : {None, "hidden", "markov"}
+        What the confidence head reads: nothing (there is none), h, or h and W1[token before].
+    bias : bool
+        Biases of the attention's projections.
+    config : mapping, optional
+        For rotary variants that read more.
+    """
+
+    kind = "dspark"
+    max_draft_tokens: int
+
+    def __init__(
+        self,
+        target_model: Any,
+        taps: Sequence[int],
+        rope: Mapping[str, Any],
+        *,
+        block: int,
+        mask_id: int,
+        anchor: str,
+        width: int,
+        layers: int,
+        inner: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        token_ids: torch.Tensor | None = None,
+        own_embedding: bool = False,
+        own_output: bool = False,
+        rank: int = 0,
+        markov: str = "vanilla",
+        warm: bool = False,
+        confidence: str | None = None,
+        bias: bool = False,
+        act: str = "silu",
+        eps: float = 1e-6,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.vocab_size, _ = target_shape(target_model)
+        self.taps, self.block, self.mask_id = tuple(taps), block, mask_id
+        self.first = 0 if anchor == "first" else 1
+        self.max_draft_tokens = block - self.first
+        self.warm = warm
+        self.fc = torch.nn.Linear(len(self.taps) * self.hidden_size, width, bias=False)
+        self.hidden_norm = RMSNorm(width, eps)
+        self.layers = torch.nn.ModuleList(
+            Layer(width, inner, act, eps, heads=heads, kv_heads=kv_heads, head_dim=head_dim, bias=bias)
+            for _ in range(layers)
+        )
+        self.norm = RMSNorm(width, eps)
+        rows = self.vocab_size if token_ids is None else len(token_ids)
+        if own_embedding:
+            self.embed_tokens = torch.nn.Embedding(self.vocab_size, width)
+        if own_output:
+            self.lm_head = torch.nn.Linear(width, rows, bias=False)
+        self.markov_head = Markov(self.vocab_size, rows, rank, width, markov) if rank else None
+        self.confidence_head = Confidence(width + (rank if confidence == "markov" else 0)) if confidence else None
+        self.borrowed = Borrowed(target_model, None if own_output else token_ids)
+        self.rotary = Rotary(rope, head_dim, config)
+        self.register_buffer("token_ids", token_ids, persistent=False)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> DSpark:
+        """Build from any public layout, see the module; ``layer_ids``, ``rope_theta``, ``anchor`` may be overridden."""
+        tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors.items()}
+        maps = {name: tensors.pop(name) for name in ("d2t", "t2d") if name in tensors}
+        target_width, vocab_size, total = target_shape(target_model)
+        fc, q_proj, k_proj, up_proj = (
+            need(checkpoint, tensors, name)
+            for name in (
+                "fc.weight", "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.k_proj.weight",
+                "layers.0.mlp.up_proj.weight",
+            )
+        )  # fmt: skip
+        width, config = fc.shape[0], checkpoint.layer_config
+        check_size(checkpoint, "hidden size", int(checkpoint.find("target_hidden_size", width)), target_width)
+        sizes = [len(maps["t2d"])] if "t2d" in maps else []
+        sizes += [tensors[name].shape[0] for name in EMBEDDINGS if name in tensors]
+        sizes += [int(config["vocab_size"])] if config.get("vocab_size") else []
+        for size in sizes:
+            check_size(checkpoint, "vocabulary", size, vocab_size)
+        token_ids = draft_vocabulary(checkpoint, maps, tensors.get("lm_head.weight"), vocab_size)
+        for part in ("embed_tokens", "lm_head"):
+            if f"{part}.weight" not in tensors and width != target_width:
+                raise checkpoint.error(f"tensor {part}.weight is missing, and the target's does not fit")
+        taps = taps_of(checkpoint, fc.shape[1] // target_width, total, overrides.get("layer_ids"))
+        block, mask_id = (_whole(checkpoint, key) for key in ("block_size", "mask_token_id"))
+        if not 0 <= mask_id < vocab_size:
+            raise checkpoint.error(f"the mask is token {mask_id}, the target has {vocab_size}")
+        if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+            raise checkpoint.error("some layers have sliding windows, which are not read here")
+        heads = int(config.get("num_attention_heads") or 0)
+        head_dim = int(config.get("head_dim") or (q_proj.shape[0] // heads if heads else 0))
+        if not head_dim or q_proj.shape[0] % head_dim:
+            raise checkpoint.error("config.json does not say how many attention heads there are")
+        anchor = overrides.get("anchor") or _anchor(checkpoint)
+        w1 = tensors.get("markov_head.markov_w1.weight")
+        rank = 0 if w1 is None else w1.shape[1]
+        if int(checkpoint.find("markov_rank", rank)) != rank:
+            raise checkpoint.error(f"config.json says Markov rank {checkpoint.find('markov_rank')}, tensors {rank}")
+        head = cls(
+            target_model, taps, rope_of(checkpoint, overrides.get("rope_theta")), block=block, mask_id=mask_id,
+            anchor=anchor, width=width, inner=up_proj.shape[0], heads=q_proj.shape[0] // head_dim,
+            layers=1 + max(int(match[1]) for match in map(LAYER.match, tensors) if match),
+            kv_heads=k_proj.shape[0] // head_dim, head_dim=head_dim, token_ids=token_ids,
+            own_embedding="embed_tokens.weight" in tensors, own_output="lm_head.weight" in tensors,
+            rank=rank, markov=_markov(tensors), warm="speculators_model_type" in checkpoint.config,
+            confidence=_confidence(tensors, width), bias="layers.0.self_attn.q_proj.bias" in tensors,
+            act=str(config.get("hidden_act", "silu")), eps=float(config.get("rms_norm_eps", 1e-6)), config=config,
+        )  # fmt: skip
+        return fill(head, checkpoint, tensors, target_model)
+
+    def memory(self) -> Memory:
+        """Return an empty memory; entry i depends on tokens up to x_i."""
+        return Memory(len(self.layers))
+
+    def extend(self, states: torch.Tensor, positions: torch.Tensor, memory: Memory) -> None:
+        """Append the context of true states (batch, n, taps x d) at ``positions`` (batch or 1, n) to the memory."""
+        context = self.hidden_norm(self.fc(states))
+        for i, layer in enumerate(self.layers):
+            memory.update(i, *layer.self_attn.entries(context, positions, self.rotary))
+
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, memory: Memory
+    ) -> torch.Tensor:
+        """Run blocks behind a context.
+
+        Parameters
+        ----------
+        tokens : int64 (batch, m)
+            Of one block or several, anchors and masks.
+        positions : int64 (batch or 1, m)
+        mask : bool, broadcastable to (batch, heads, m, entries in memory + m), optional
+            True where a slot may look; everywhere where None.
+        memory : Memory
+            The context; nothing is added to it.
+
+        Returns
+        -------
+        tensor (batch, m, width)
+            h, behind the last norm.
+        """
+        x = (self.embed_tokens if hasattr(self, "embed_tokens") else self.borrowed.embedding)(tokens)
+        for i, layer in enumerate(self.layers):
+            normed = layer.input_layernorm(x)
+            x = x + layer.self_attn(normed, positions, self.rotary, mask, memory.held(i))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        result: torch.Tensor = self.norm(x)
+        return result
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logit rows (.., V_d) over the draft vocabulary, without the Markov term."""
+        rows: torch.Tensor = (self.lm_head if hasattr(self, "lm_head") else self.borrowed.output)(hidden)
+        return rows
+
+    def confidence(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:
+        """Return confidence logits (..,) of slots h (.., d) behind tokens (..,); None without such a head."""
+        if self.confidence_head is None:
+            return None
+        inputs = hidden
+        if self.markov_head is not None and self.confidence_head.proj.in_features > hidden.shape[-1]:
+            inputs = torch.cat([hidden, self.markov_head.markov_w1(previous)], dim=-1)
+        result: torch.Tensor = self.confidence_head.proj(inputs)[..., 0]
+        return result
+
+    def read(
+        self, hidden: torch.Tensor, anchors: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Draft from a block's h.
+
+        Parameters
+        ----------
+        hidden : tensor (batch, B, width)
+        anchors : int64 (batch,)
+        count : int
+            At most ``max_draft_tokens``.
+
+        Returns
+        -------
+        int64 (batch, count), tensor (batch, count, V), tensor (batch, count) or None
+            Tokens, logit rows and confidence logits.
+        """
+        slots = hidden[:, self.first : self.first + count]
+        rows = self.logits(slots)
+        previous, state = [anchors], None
+        if self.markov_head is not None and self.first and self.warm:
+            _, state = self.markov_head.step(anchors, hidden[:, 0], None)
+        corrected = []
+        for k in range(count):
+            row = rows[:, k]
+            if self.markov_head is not None:
+                change, state = self.markov_head.step(previous[-1], slots[:, k], state)
+                row = row + change
+            best = row.argmax(-1)
+            previous.append(best if self.token_ids is None else self.token_ids[best])
+            corrected.append(row)
+        logits = over_vocabulary(torch.stack(corrected, 1), self.token_ids, self.vocab_size)
+        tokens = torch.stack(previous, 1)
+        return tokens[:, 1:], logits, self.confidence(slots, tokens[:, :-1])
+
+    def blocks(self, anchors: torch.Tensor) -> torch.Tensor:
+        """Return block tokens (batch, B) for anchors (batch,)."""
+        tokens = anchors.new_full((len(anchors), self.block), self.mask_id)
+        tokens[:, 0] = anchors
+        return tokens
+
+    def draft(
+        self, ids: list[int], states: torch.Tensor, memory: Memory, num_draft_tokens: int
+    ) -> tuple[list[int], torch.Tensor]:
+        """Draft a block behind the true context, and keep its first tokens."""
+        n, device = len(states), states.device
+        memory.cut(n)
+        held = len(memory)
+        if held < n:
+            self.extend(states[None, held:], torch.arange(held, n, device=device)[None], memory)
+        anchors = torch.tensor(ids[-1:], device=device)
+        positions = torch.arange(n, n + self.block, device=device)[None]
+        hidden = self(self.blocks(anchors), positions, None, memory)
+        tokens, rows, _ = self.read(hidden, anchors, min(num_draft_tokens, self.max_draft_tokens))
+        return tokens[0].tolist(), rows[0]
+
+    def draft_many(
+        self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
+    ) -> list[tuple[list[int], torch.Tensor]]:
+        """Draft for unrelated prefixes in one batch, contexts padded on the left."""
+        device, longest = states[0].device, max(map(len, states))
+        counts = torch.tensor([len(part) for part in states], device=device)
+        padded = states[0].new_zeros((len(ids), longest, states[0].shape[-1]))
+        for row, part in enumerate(states):
+            padded[row, longest - len(part) :] = part
+        places = torch.arange(longest + self.block, device=device) - (longest - counts)[:, None]
+        memory = self.memory()
+        self.extend(padded, places[:, :longest].clamp(min=0), memory)
+        anchors = torch.tensor([prefix[-1] for prefix in ids], device=device)
+        hidden = self(self.blocks(anchors), places[:, longest:], (places >= 0)[:, None, None], memory)
+        tokens, rows, _ = self.read(hidden, anchors, min(num_draft_tokens, self.max_draft_tokens))
+        return list(zip(tokens.tolist(), rows, strict=True))
+
+
+EMBEDDINGS = ("embed_tokens.weight", "markov_head.markov_w1.weight")
+"""Tensors with a row for each token of the target."""
+
+
+def _whole(checkpoint: Checkpoint, key: str) -> int:
+    value = checkpoint.find(key)
+    if value is None:
+        raise checkpoint.error(f"config.json does not say {key}")
+    return int(value)
+
+
+def _anchor(checkpoint: Checkpoint) -> str:
+    """Return the block layout; SpecForge and DFlash's own code use ``bonus``, DeepSpec ``first``."""
+    said = checkpoint.find("sample_from_anchor")
+    if said is None and checkpoint.find("dspark_bonus_anchor") is not None:
+        said = not checkpoint.find("dspark_bonus_anchor")
+    if said is None and "dflash_config" in checkpoint.config:
+        said = False
+    if said is None and any("DSparkModel" in str(name) for name in checkpoint.config.get("architectures") or ()):
+        said = True
+    if said is None:
+        raise checkpoint.error(
+            "config.json does not say which slot of a block predicts the first token",
+            "give --draft-anchor first (B drafts, as DeepSpec) or bonus (B - 1, as DFlash)",
+        )
+    return "first" if said else "bonus"
+
+
+def _markov(tensors: Mapping[str, torch.Tensor]) -> str:
+    for part, kind in (("gate_proj", "gated"), ("joint_proj", "rnn")):
+        if f"markov_head.{part}.weight" in tensors:
+            return kind
+    return "vanilla"
+
+
+def _confidence(tensors: Mapping[str, torch.Tensor], width: int) -> str | None:
+    proj = tensors.get("confidence_head.proj.weight")
+    if proj is None:
+        return None
+    return "hidden" if proj.shape[1] == width else "markov"
