@@ -10,6 +10,8 @@ What makes it fast, in the order of what it saves:
 - Budgets that no ledger has met yet share one history. They are one lane, the top lane, until a mismatch is too dear
   for the lowest of them; that one and some above it then become lanes of their own.
 - Gates between which no score of a request lies do the same, so their walk is done once; so do caps that never bind.
+- Under the next gate a request does the same up to the first mismatch that only this one lets pass: its walk goes on
+  from there, with lanes as they were kept (a *mark*).
 - Counters are bit fields of a word or two per lane, unpacked once per request.
 
 Per mismatch and lane there remain one addition, the judge's comparisons, a masked move of the ledger and two masked
@@ -35,6 +37,13 @@ vectorises without a check at run time."""
 
 PEEL = 16
 """Budgets that leave the top lane together; a multiple of the vector width."""
+
+MARKS = 16
+"""Marks of one request and cap that are kept at once."""
+
+# Columns of a mark: place on the path; what was counted for all lanes, steps since the last unpacking, the top lane,
+# tokens drafted; and the histogram that was counted for all lanes.
+PLACE, BASE, SINCE, TOP, OFFERED, BASE_BINS = range(6)
 
 TOKENS, RELAXED, BY_GATE, BY_BUDGET, BY_CAP, EXACT, DRAFTED, HISTOGRAM = range(8)
 """Rows of the sums; the histogram takes largest K + 1 rows from ``HISTOGRAM`` on."""
@@ -209,6 +218,19 @@ def leave_top(  # type: ignore[no-untyped-def]
     return to
 
 
+def copy_rows(from_ledger, from_state, to_ledger, to_state, from_lane, to_lane, num, words):  # type: ignore[no-untyped-def]
+    """Copy ledgers, counters and histograms of ``num`` lanes; ``*_lane``: where the row behind the counters begins."""
+    for k in range(num):
+        to_ledger[k] = from_ledger[k]
+    for k in range(num):
+        to_state[k] = from_state[k]
+    for w in range(words):
+        source = from_state[from_lane + w * WIDTH : from_lane + (w + 1) * WIDTH]
+        target = to_state[to_lane + w * WIDTH : to_lane + (w + 1) * WIDTH]
+        for k in range(num):
+            target[k] = source[k]
+
+
 def careful_step(  # type: ignore[no-untyped-def]
     ledger, state, num, step, g, gate, cap, gate_from, largest,
     drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens,
@@ -266,22 +288,47 @@ def careful_step(  # type: ignore[no-untyped-def]
 def walk_row(  # type: ignore[no-untyped-def]
     ledger, state, base_bins, n, g, gate, cap, most, gate_from, passing, path_step, p_lo, safe, p_hi,
     limit, drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens, edge_word,
-    largest,
+    largest, marks, num_marks, wanted, num_wanted, marked_ledger, marked_state,
 ):  # fmt: skip
     """Walk one request under one gate, one cap and all budgets.
 
-    ``most`` is the number of relaxed tokens that the cap allows in a block; before ``safe`` no lane can end.
-    Returns (top, drafted, aside): the lane that stands for all budgets from its own on, the tokens drafted before
-    ``safe``, and whether counters were put aside.
+    ``most`` is the number of relaxed tokens that the cap allows in a block; before ``safe`` no lane can end. The walk
+    goes on from the last of the ``num_marks`` marks, which all still hold, and leaves further ones at the ``wanted``
+    places, descending.
+    Returns (top, drafted, aside, marks): the lane that stands for all budgets from its own on, the tokens drafted
+    before ``safe``, whether counters were put aside, and the number of marks.
     """
+    words = largest // 8 + 1
     period = min(MAX_STEPS, MAX_RELAXED // (largest + 1))
     for row in range(state.shape[0] // WIDTH):
         state[row * WIDTH] = 0
     ledger[SPENT] = 0.0
     base, since, top, offered = 0, 0, 0, 0
-    aside, last_row = False, BINS // WIDTH + largest // 8 + 1
-    for p in range(p_lo, safe):
+    aside, last_row = False, BINS // WIDTH + words
+    begin = p_lo
+    if num_marks > 0:
+        mark = marks[num_marks - 1]
+        begin, base, since, top, offered = mark[PLACE], mark[BASE], mark[SINCE], mark[TOP], mark[OFFERED]
+        for w in range(words):
+            base_bins[w] = mark[BASE_BINS + w]
+        copy_rows(
+            marked_ledger[num_marks - 1], marked_state[num_marks - 1], ledger[SPENT:], state, WIDTH, BINS, top + 1,
+            words,
+        )  # fmt: skip
+    for p in range(begin, safe):
         step = path_step[p]
+        if num_wanted > 0 and p == wanted[num_wanted - 1]:
+            num_wanted -= 1
+            if num_marks < MARKS and not aside and p > begin:
+                mark = marks[num_marks]
+                mark[PLACE], mark[BASE], mark[SINCE], mark[TOP], mark[OFFERED] = p, base, since, top, offered
+                for w in range(words):
+                    mark[BASE_BINS + w] = base_bins[w]
+                copy_rows(
+                    ledger[SPENT:], state, marked_ledger[num_marks], marked_state[num_marks], BINS, WIDTH, top + 1,
+                    words,
+                )  # fmt: skip
+                num_marks += 1
         if since == period:
             settle_all(state, base, base_bins, top + 1)
             put_aside(state, top + 1, largest, not aside)
@@ -378,7 +425,7 @@ def walk_row(  # type: ignore[no-untyped-def]
         )  # fmt: skip
     if aside:
         put_aside(state, top + 1, largest, False)
-    return top, offered, aside
+    return top, offered, aside, num_marks
 
 
 def emit(values, before, sums, top, n):  # type: ignore[no-untyped-def]
@@ -422,7 +469,8 @@ def emit_row(state, values, before, sums, top, n, largest, offered, ended, aside
 def walk_lanes(  # type: ignore[no-untyped-def]
     requests, g_lo, g_hi, budgets, gates, caps, cap_most, gate_from, limit, path_ptr, path_step, plain,
     drafted, mm_ptr, mm_pos, mm_score, mm_before, mm_charge, edge_next, edge_accepted, edge_tokens, edge_word, largest,
-    ledger, state, values, base_bins, gate_before, passing, changes, sums, spent_of, row_of,
+    ledger, state, values, base_bins, gate_before, passing, tokens_at, first, wanted, marks, num_marks, marked_ledger,
+    marked_state, sums, spent_of, row_of,
 ):  # fmt: skip
     """Walk some requests under the gates ``g_lo .. g_hi - 1``, all caps and all budgets.
 
@@ -444,7 +492,7 @@ def walk_lanes(  # type: ignore[no-untyped-def]
         Counters of an edge, packed, without who refused.
     largest : int
         K.
-    ledger .. changes
+    ledger .. marked_state
         See :func:`scratch`.
     sums : int32 (g_hi - g_lo, caps, HISTOGRAM + K + 1, budgets), out
         Sums over requests, as differences to the gate before.
@@ -460,25 +508,38 @@ def walk_lanes(  # type: ignore[no-untyped-def]
     for place in range(requests.shape[0]):
         one = requests[place]
         p_lo, p_hi = path_ptr[one], path_ptr[one + 1]
-        for g in range(changes.shape[0]):
-            changes[g] = False
+        for g in range(first.shape[0]):
+            first[g] = p_hi
         for p in range(p_lo, p_hi):
             for j in range(mm_ptr[path_step[p]], mm_ptr[path_step[p] + 1]):
-                changes[gate_from[j]] = True
+                first[gate_from[j]] = min(first[gate_from[j]], p)  # the first step that this gate changes
         for c in range(num_caps):
             clear(gate_before[c])
+            num_marks[c] = 0
         row = 0
-        top, offered = 0, 0
-        safe = p_lo
+        top, offered, longest = 0, 0, 0
+        safe = p_hi
         for g in range(g_lo, g_hi):
-            if g == g_lo or changes[g]:
+            if g == g_lo or first[g] < p_hi:
                 row = g - g_lo
             row_of[one, g - g_lo] = row
             if row != g - g_lo:
                 continue
-            longest, tokens, safe = 0, 0, -1
-            for p in range(p_lo, p_hi):
+            start = p_lo if g == g_lo else first[g]
+            # Marks are wanted where a later gate goes on, unless one before it goes on from farther up the path.
+            num_wanted, above = 0, p_hi
+            for later in range(g + 1, g_hi):
+                if first[later] <= start or num_wanted == MARKS:
+                    break
+                if first[later] < above:
+                    above = first[later]
+                    wanted[num_wanted] = above
+                    num_wanted += 1
+            tokens = 0 if start == p_lo else tokens_at[start - p_lo]
+            safe = safe if safe < start else -1
+            for p in range(start, p_hi):
                 step = path_step[p]
+                tokens_at[p - p_lo] = tokens
                 count = 0
                 for j in range(mm_ptr[step], mm_ptr[step + 1]):
                     count += 1 if gate_from[j] <= g else 0  # ascending within a step
@@ -489,11 +550,14 @@ def walk_lanes(  # type: ignore[no-untyped-def]
                 tokens += edge_tokens[mm_ptr[step] + step + count]
             safe = p_hi if safe < 0 else safe
             for c in range(num_caps):
+                while num_marks[c] > 0 and marks[c, num_marks[c] - 1, PLACE] > start:
+                    num_marks[c] -= 1
                 if c == 0 or cap_most[c - 1] < longest:  # else the cap below this one never bound: the same walk
-                    top, offered, aside = walk_row(
+                    top, offered, aside, num_marks[c] = walk_row(
                         ledger, state, base_bins, n, g, gates[g], caps[c], cap_most[c], gate_from, passing,
                         path_step, p_lo, safe, p_hi, limit[one], drafted, mm_ptr, mm_pos, mm_score, mm_before,
                         mm_charge, edge_next, edge_accepted, edge_tokens, edge_word, largest,
+                        marks[c], num_marks[c], wanted, num_wanted, marked_ledger[c], marked_state[c],
                     )  # fmt: skip
                 spent_row = spent_of[one, row, c]
                 for b in range(top):
@@ -555,13 +619,19 @@ def scratch(gates: int, caps: int, largest: int, longest: int) -> tuple[Any, ...
         np.zeros(words, np.int64),
         np.zeros((caps, figures, WIDTH), np.int32),
         np.zeros(longest, np.int64),
-        np.zeros(gates + 1, np.bool_),
+        np.zeros(longest, np.int64),
+        np.zeros(gates + 1, np.int64),
+        np.zeros(MARKS, np.int64),
+        np.zeros((caps, MARKS, BASE_BINS + words), np.int64),
+        np.zeros(caps, np.int64),
+        np.zeros((caps, MARKS, WIDTH)),
+        np.zeros((caps, MARKS, (1 + words) * WIDTH), np.int64),
     )
 
 
 HELPERS = (
     accept_one, accept_two, accept_one_of_two, accept_next, refuse, move_bin, begin_block, settle_all, put_aside,
-    fill, clear, leave_top, careful_step, walk_row, emit, emit_row,
+    fill, clear, copy_rows, leave_top, careful_step, walk_row, emit, emit_row,
 )  # fmt: skip
 
 

@@ -131,6 +131,15 @@ def test_long_requests_overrun_no_counter(ks: tuple[int, ...], vocab: int) -> No
     assert check(trace, settings) == 1
 
 
+@pytest.mark.parametrize("limit", [60, 900])
+def test_walks_go_on_from_where_a_gate_changes_them(limit: int) -> None:
+    """Many gates that change a step or two each: more marks than are kept, at both ends and behind an unpacking."""
+    trace = MemoryTrace(
+        toy_requests(11, requests=3, ks=(5,), vocab=40, limit=limit, extra=0, stop="fixed", agree=0.4, grain=0.0)
+    )
+    assert check(trace, Grid.product([0, 0.5, 2, 7, 30, INF], "0:1.6:.01", [0, 1, 2, INF])) == 1
+
+
 def test_sums_beyond_32_bits_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are added up in blocks that cannot run over; with a huge limit every request is a block."""
     made = toy_requests(9, requests=4, ks=(3,), limit=30, extra=0)
