@@ -26,7 +26,7 @@ from asdsim.policy import STRICT, Grid, Policy
 from asdsim.trace.reader import read_trace
 from asdsim.trace.records import RequestRecord
 from asdsim.trace.writer import TraceWriter
-from tests.support.heads import eagle3_config, eagle3_tensors, medusa_tensors, save
+from tests.support.heads import dspark_config, dspark_tensors, eagle3_config, eagle3_tensors, medusa_tensors, save
 
 from .conftest import VOCAB, generate
 from .test_cover_models import manifest_of
@@ -36,7 +36,7 @@ Requests = Callable[..., list[RequestRecord]]
 WIDTH, K = 32, 4
 LOOSE = Policy(200, 100, 3)  # random heads guess badly: what they draft is accepted for a large budget only
 GRID = Grid.product([0, 20, 200], [4, 100], [1, 3])
-KINDS = ("medusa", "eagle3", "eagle3-small")
+KINDS = ("medusa", "eagle3", "eagle3-small", "dspark")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,11 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     eagle3 = save(folder / "eagle3", eagle3_tensors(WIDTH, VOCAB), eagle3_config(WIDTH, VOCAB))
     small = eagle3_tensors(WIDTH, VOCAB, draft_vocab=40, seed=1)
     small_path = save(folder / "small", small, eagle3_config(WIDTH, VOCAB))
-    return {"medusa": f"medusa:{medusa}", "eagle3": f"eagle3:{eagle3}", "eagle3-small": f"eagle3:{small_path}"}
+    dspark = save(folder / "dspark", dspark_tensors(WIDTH, VOCAB, 2), dspark_config(WIDTH, VOCAB, K, (0, 2)))
+    return {
+        "medusa": f"medusa:{medusa}", "eagle3": f"eagle3:{eagle3}", "eagle3-small": f"eagle3:{small_path}",
+        "dspark": f"dspark:{dspark}",
+    }  # fmt: skip
 
 
 @pytest.fixture(params=KINDS)
@@ -259,7 +263,7 @@ def cli(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, st
     return int(stopped.value.code or 0), out, err
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dspark"])
 def test_capture_cover_and_verify(
     saved: Path, heads: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:

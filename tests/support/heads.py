@@ -83,6 +83,37 @@ def eagle3_config(width: int, vocab: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def dspark_tensors(width: int, vocab: int, taps: int, rank: int = 6, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return a DSpark head of one layer in the layout of DeepSpec, without the copies of the target's matrices."""
+    random = torch.Generator().manual_seed(seed)
+    head_dim = width // HEADS
+    shapes = {
+        "fc": (width, taps * width),
+        "layers.0.self_attn.q_proj": (width, width), "layers.0.self_attn.o_proj": (width, width),
+        "layers.0.self_attn.k_proj": (KV_HEADS * head_dim, width),
+        "layers.0.self_attn.v_proj": (KV_HEADS * head_dim, width),
+        "layers.0.mlp.gate_proj": (2 * width, width), "layers.0.mlp.up_proj": (2 * width, width),
+        "layers.0.mlp.down_proj": (width, 2 * width),
+        "markov_head.markov_w1": (vocab, rank), "markov_head.markov_w2": (vocab, rank),
+    }  # fmt: skip
+    norms = {
+        "hidden_norm": width, "norm": width, "layers.0.input_layernorm": width,
+        "layers.0.post_attention_layernorm": width, "layers.0.self_attn.q_norm": head_dim,
+        "layers.0.self_attn.k_norm": head_dim,
+    }  # fmt: skip
+    tensors = {f"{name}.weight": torch.randn(shape, generator=random) * 0.2 for name, shape in shapes.items()}
+    return tensors | {f"{name}.weight": 1 + torch.randn(size, generator=random) * 0.2 for name, size in norms.items()}
+
+
+def dspark_config(width: int, vocab: int, block: int, taps: Sequence[int], **more: Any) -> dict[str, Any]:
+    """Return what its ``config.json`` says."""
+    return {
+        **eagle3_config(width, vocab), "architectures": ["Qwen3DSparkModel"], "block_size": block,
+        "target_layer_ids": list(taps), "mask_token_id": 3, "markov_rank": 6, "markov_head_type": "vanilla",
+        "num_hidden_layers": 1, "intermediate_size": 2 * width, "head_dim": width // HEADS, **more,
+    }  # fmt: skip
+
+
 def rms(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """Return the normed rows."""
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
