@@ -80,11 +80,11 @@ def test_the_layout_of_deepspec(deep: HFTarget, tmp_path: Path) -> None:
     check(deep, save(tmp_path, tensors, config), tensors, (0, 2, 3, 4, 6))
 
 
-def test_a_normed_output_and_another_theta(deep: HFTarget, tmp_path: Path) -> None:
+def test_another_theta_and_the_output_norm_that_every_head_has(deep: HFTarget, tmp_path: Path) -> None:
     tensors = eagle3_tensors(WIDTH, VOCAB, seed=3)
-    folder = save(tmp_path, tensors, eagle3_config(WIDTH, VOCAB, norm_output=True))
+    folder = save(tmp_path, tensors, eagle3_config(WIDTH, VOCAB, norm_output=True))  # SpecForge's meaning
     overrides = {"rope_theta": 10000.0, "layer_ids": (0, 1, 6)}
-    check(deep, folder, tensors, (0, 1, 6), overrides, theta=10000.0, norm_output=True)
+    check(deep, folder, tensors, (0, 1, 6), overrides, theta=10000.0)
 
 
 def test_an_own_embedding_is_used(deep: HFTarget, tmp_path: Path) -> None:

@@ -188,7 +188,8 @@ class Eagle3(Head):
             head_dim=head_dim, token_ids=token_ids, own_embedding="embed_tokens.weight" in tensors,
             own_output="lm_head.weight" in tensors,
             norm_before_residual=bool(checkpoint.find("norm_before_residual", False)),
-            norm_output=bool(checkpoint.find("norm_output", False)),
+            # SpecForge's key of this name is the norm before the projection, which every head has.
+            norm_output="speculators_model_type" in checkpoint.config and bool(checkpoint.find("norm_output", False)),
             fc_norm="fc_norm.0.weight" in tensors, input_norm="input_norm.weight" in tensors,
             bias="layer.self_attn.q_proj.bias" in tensors, norms="layer.self_attn.q_norm.weight" in tensors,
             fc_bias="fc.bias" in tensors, early=early, act=str(config.get("hidden_act", "silu")),
