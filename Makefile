@@ -3,7 +3,7 @@
 #   make test      linters, types, import rules, tests
 #   make figures   redraw figures/ from the committed traces (analysis/figures_*.py)
 #   make gpu       the checks that need a CUDA device
-#   make bench     timings
+#   make bench     timings beside plain Python, torch and numpy (make micro: of the walk's pieces)
 #   make statistics  do intervals cover the truth as often as they say (a minute)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -30,7 +30,7 @@ test gpu statistics: export HF_DATASETS_OFFLINE := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint figures gpu bench statistics clean
+.PHONY: help demo test lint figures gpu bench micro statistics clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -39,7 +39,7 @@ demo: $(RUN_READY)
 	$(BIN)/asdsim demo -o demo-out
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -p no:benchmark $(PYTEST_ARGS)
 
 lint: $(DEV_READY)
 	$(BIN)/ruff check .
@@ -58,6 +58,9 @@ statistics: $(DEV_READY)
 
 bench: $(RUN_READY)
 	$(BIN)/asdsim bench
+
+micro: $(DEV_READY)
+	$(BIN)/python -m pytest tests/bench -o python_files='bench_*.py' --benchmark-columns=median,iqr,rounds $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) .cache demo-out bench-out build dist
