@@ -119,9 +119,8 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
     ]
     if exact:  # all digits: the very float decides
         plain += [pl.col(name).map_elements(repr, return_dtype=pl.String).alias(name) for name in ("B", "B to")]
-    shown = (
-        frame if len(frame) <= MAX_ROWS else frame.sort("tokens/step", descending=True, nulls_last=True).head(MAX_ROWS)
-    )
+    best = [pl.col("exact") == 1.0, pl.col("tokens/step")]
+    shown = frame if len(frame) <= MAX_ROWS else frame.sort(best, descending=True, nulls_last=True).head(MAX_ROWS)
     shown = _with_intervals(results, shown, cost)
     with pl.Config(
         tbl_rows=MAX_ROWS, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True,
@@ -129,7 +128,7 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
     ):  # fmt: skip
         click.echo(str(shown.with_columns(plain)))
     if len(frame) > MAX_ROWS:
-        note(f"{MAX_ROWS} of {len(frame)} settings shown, longest acceptance first; -o FILE.parquet or --json for all")
+        note(f"{MAX_ROWS} of {len(frame)} settings shown, exact ones and longest first; -o FILE.parquet or --json for all")
     partly = int((frame["exact"] < 1.0).sum())
     if partly:
         meaning = {
