@@ -209,7 +209,7 @@ class DSpark(Head):
     def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> DSpark:
         """Build from any public layout, see the module; ``layer_ids``, ``rope_theta``, ``anchor`` may be overridden."""
         tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors.items()}
-        maps = {name: tensors.pop(name) for name in ("d2t", "t2d") if name in tensors}
+        maps: dict[str, torch.Tensor] = {name: tensors.pop(name) for name in ("d2t", "t2d") if name in tensors}
         target_width, vocab_size, total = target_shape(target_model)
         fc, q_proj, k_proj, up_proj = (
             need(checkpoint, tensors, name)
