@@ -88,16 +88,20 @@ class Result:
         histogram = self.columns["acceptance_histogram"]
         asd = self.grid.layout.rule == "asd"
         none = pl.Series([None] * len(self), dtype=pl.Float64)
+        if self.grid.params:
+            parameters = [self.grid.parameters(n) for n in range(len(self))]
+        else:
+            parameters = [self.grid.parameters(0)] * len(self)  # how ASD is varied is the same for all
         data: dict[str, Any] = {
             "rule": pl.Series([self.grid.layout.rule] * len(self), dtype=pl.String),
             "semantics": pl.Series([self.grid.semantics if asd else None] * len(self), dtype=pl.String),
             "B": self.grid.budget if asd else none,
             "g": self.grid.gate if asd else none,
             "M": self.grid.cap if asd else none,
-            "parameters": pl.Series([self.grid.parameters(n) for n in range(len(self))], dtype=pl.String),
+            "parameters": pl.Series(parameters, dtype=pl.String),
             "off_trace": pl.Series([self.off_trace] * len(self), dtype=pl.String),
             **{name: values for name, values in self.columns.items() if name != "acceptance_histogram"},
-            "acceptance_histogram": pl.Series(histogram.tolist(), dtype=pl.List(pl.Int64)),
+            "acceptance_histogram": pl.Series(histogram).arr.to_list(),
         }
         frame = pl.DataFrame({name: data[name] for name in COLUMNS})
         if self.below is not None:
