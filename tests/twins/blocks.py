@@ -3,7 +3,8 @@
 A request is a chain of blocks walked in recorded order, so each block is decided whatever became of the one before, and
 the ledger runs on through the chain. Columns are drawn as arrays, without records, and topology is laid out once.
 
-Usage: ``NUMBA_ENABLE_CUDASIM=1 python -m tests.twins.blocks OUT.npz BLOCKS PART PARTS``: every PARTS-th case from PART on.
+Usage: ``NUMBA_ENABLE_CUDASIM=1 python -m tests.twins.blocks OUT.npz BLOCKS PART PARTS``, for every PARTS-th case from
+PART on.
 """
 
 from __future__ import annotations
