@@ -128,7 +128,7 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
     ):  # fmt: skip
         click.echo(str(shown.with_columns(plain)))
     if len(frame) > MAX_ROWS:
-        note(f"{MAX_ROWS} of {len(frame)} settings shown, exact ones and longest first; -o FILE.parquet or --json for all")
+        note(f"{MAX_ROWS} of {len(frame)} settings shown, exact and longest first; -o FILE.parquet or --json for all")
     partly = int((frame["exact"] < 1.0).sum())
     if partly:
         meaning = {
