@@ -5,8 +5,8 @@
     python analysis/train_heads.py evaluate eagle3:heads/smollm2-eagle3 -K 7
 
 ``generate`` writes shards (:mod:`heads_data`), ``train`` one head in a public format, ``evaluate`` scores one on the
-held-out prompts, live. The first two go on where a killed run ended. What trained a head is told by prompts.jsonl.gz
-beside it.
+held-out prompts, live. The first two go on where a killed run ended. What trained the heads of
+a directory is told by its prompts.jsonl.gz, and of each by training.json.
 
 The heads share their draft vocabulary, the tokens that occur most in the answers, and use the target's own embedding
 and rows of its projection, so that these need not be stored; ``--full`` stores the projection too, for tools that want
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -153,9 +154,9 @@ class Answers:
         where = torch.full(batch.ids.shape, -1)
         where[wanted] = torch.arange(int(wanted.sum()))
         last = batch.states[:, :, -1][wanted[:, 1:]].to(torch.bfloat16)
-        goal = functional.linear(last, self.rows).float().softmax(-1).mul_(0.5)
+        goal = functional.linear(last, self.rows).softmax(-1).mul_(0.5)
         goal[torch.arange(len(goal)), self.row_of[batch.ids[wanted]]] += 0.5
-        return where, goal.to(torch.bfloat16)
+        return where, goal
 
     def loss(self, hidden: torch.Tensor, goal: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         """Return cross-entropies (n,) of normed states (n, d) projected, plus ``change``, against goals (n, V_d)."""
@@ -171,10 +172,11 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
         """Return (n,), float32."""
-        wide = logits.float()
-        norm = wide.logsumexp(-1)
-        loss = norm * goal.float().sum(-1) - (goal * logits).sum(-1, dtype=torch.float32)
-        ctx.save_for_backward(wide.sub_(norm[:, None]).exp_().sub_(goal).to(logits.dtype))
+        chances = logits.softmax(-1)
+        most, where = logits.max(-1)
+        norm = most.float() - chances.gather(-1, where[:, None])[:, 0].float().log()
+        loss = norm - (goal * logits).sum(-1, dtype=torch.float32)
+        ctx.save_for_backward(chances.sub_(goal))
         return loss
 
     @staticmethod
@@ -276,11 +278,32 @@ class EagleTrainer:
             eps=1e-5,
         )  # fmt: skip
         with torch.no_grad():
-            self.head.fc.weight.zero_()
-            self.head.fc.weight[:, -width:] = torch.eye(width)
+            weight, share = self.linear()
+            self.head.fc.weight.copy_(weight)
             self.head.layer.self_attn.o_proj.weight.zero_()
             self.head.layer.mlp.down_proj.weight.zero_()
-            self.head.norm.weight.copy_(model.model.norm.weight)
+            self.head.norm.weight.copy_(model.model.norm.weight * share)
+
+    def linear(self, ridge: float = 0.01, most: int = 60_000) -> tuple[torch.Tensor, float]:
+        """Return fc (d, 3d) that guesses the next last state best by itself, and the part of its length it finds.
+
+        By least squares over the answers, ``ridge`` relative to the mean square of the inputs.
+        """
+        scale = self.answers.model.model.norm.weight
+        inputs, goals, count = [], [], 0
+        for batch in self.answers.batches(8192, random.Random(0)):
+            at = torch.arange(batch.states.shape[1] - 1)
+            chosen = (at >= batch.begin[:, None] - 2) & (at + 1 < batch.end[:, None] - 1)
+            inputs.append(self.answers.read_by(self.head, batch)[:, :-1][chosen])
+            goals.append(batch.states[:, 1:, -1][chosen] / scale)
+            count += len(goals[-1])
+            if count >= most:
+                break
+        x, y = torch.cat(inputs), torch.cat(goals)
+        square = x.T @ x
+        square.diagonal().add_(ridge * square.diagonal().mean())
+        weight = torch.linalg.solve(square, x.T @ y)
+        return weight.T, float((x @ weight).norm() / y.norm())
 
     def steps_of(self, batch: Batch, steps: int, own: bool, first: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield x (b, n, width) of each step, for entries from ``first`` on, and the tokens that it was fed.
@@ -366,7 +389,7 @@ class DSparkTrainer:
             for layer in self.head.layers:
                 layer.self_attn.o_proj.weight.zero_()
                 layer.mlp.down_proj.weight.zero_()
-            self.head.norm.weight.copy_(model.model.norm.weight)
+            self.head.norm.weight.copy_(0.3 * model.model.norm.weight)
             torch.nn.init.normal_(self.head.markov_head.markov_w1.weight, std=0.2)
             torch.nn.init.zeros_(self.head.markov_head.markov_w2.weight)
 
@@ -517,11 +540,25 @@ def save_head(trainer: Any, folder: Path, full: bool, source: str) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
-def save_prompts(answers: Answers, path: Path) -> None:
-    """Record which prompts trained a head."""
+def save_prompts(answers: Answers, path: Path) -> str:
+    """Record which prompts trained a head; return the sha256 of the lines."""
     lines = [json.dumps({"source": s.name, "prompt": s.text}) for s in answers.data.sources]
-    with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:
-        file.write(("\n".join(lines) + "\n").encode())
+    text = ("\n".join(lines) + "\n").encode()
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
+        file.write(text)
+    return hashlib.sha256(text).hexdigest()
+
+
+def make_optimizers(head: Head, rate: float, decay: float) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices, at a rate that fits AdamW, and AdamW for token tables, norms and biases."""
+    tables = {id(m.weight) for m in head.modules() if isinstance(m, torch.nn.Embedding)}
+    tables |= {id(m.markov_w2.weight) for m in head.modules() if hasattr(m, "markov_w2")}
+    matrices = [p for p in head.parameters() if p.ndim == 2 and id(p) not in tables]
+    others = [p for p in head.parameters() if p.ndim != 2 or id(p) in tables]
+    return [
+        torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
 
 
 def train(options: argparse.Namespace) -> None:
@@ -542,10 +579,7 @@ def train(options: argparse.Namespace) -> None:
         f"(held-out {dev.covered():.3f}); {count / 1e6:.2f}M parameters",
         flush=True,
     )
-    flat = [p for p in head.parameters() if p.ndim < 2]
-    steep = [p for p in head.parameters() if p.ndim >= 2]
-    groups = [{"params": steep, "weight_decay": options.decay}, {"params": flat, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.95))
+    optimizers = make_optimizers(head, options.rate, options.decay)
     per_epoch = sum(1 for _ in answers.batches(options.tokens, None))
     total, warm = per_epoch * options.epochs, max(1, round(0.04 * per_epoch * options.epochs))
     state_file = options.work / f"train-{options.kind}.pt"
@@ -555,7 +589,8 @@ def train(options: argparse.Namespace) -> None:
         state = torch.load(state_file, weights_only=True)
         if state["settings"] == settings:
             head.load_state_dict(state["head"])
-            optimizer.load_state_dict(state["optimizer"])
+            for optimizer, held in zip(optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(held)
             begin = state["epoch"]
             print(f"goes on after epoch {begin}", flush=True)
     step, start = begin * per_epoch, time.monotonic()
@@ -564,15 +599,17 @@ def train(options: argparse.Namespace) -> None:
         losses = []
         for batch in answers.batches(options.tokens, rng):
             scale = min(1.0, (step + 1) / warm) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / total)))
-            for group in optimizer.param_groups:
-                group["lr"] = options.rate * scale
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = options.rate * scale
             head.train()
             with torch.autocast("cpu", torch.bfloat16):
                 loss = trainer.loss(batch, rng)
-            optimizer.zero_grad()
+            head.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
             losses.append(float(loss.detach()))
             step += 1
             if step % 20 == 0:
@@ -581,13 +618,19 @@ def train(options: argparse.Namespace) -> None:
         found = accepted(trainer, dev)
         print(f"epoch {epoch + 1}: held-out accepted {told(found)}", flush=True)
         part = state_file.with_suffix(".part")
-        torch.save(
-            {"settings": settings, "epoch": epoch + 1, "head": head.state_dict(), "optimizer": optimizer.state_dict()},
-            part,
-        )
+        held = [optimizer.state_dict() for optimizer in optimizers]
+        torch.save({"settings": settings, "epoch": epoch + 1, "head": head.state_dict(), "optimizers": held}, part)
         os.replace(part, state_file)
         save_head(trainer, options.output, options.full, making["target"])
-    save_prompts(answers, options.output / "prompts.jsonl.gz")
+    prompts = save_prompts(answers, options.output.parent / "prompts.jsonl.gz")
+    note = {
+        "target": making["target"], "answers": len(answers.data), "answer_tokens": size, "parameters": count,
+        "epochs": options.epochs, "rate": options.rate, "weight_decay": options.decay, "batch_tokens": options.tokens,
+        "draft_vocabulary": options.vocabulary, "seed": options.seed, "prompts_sha256": prompts,
+        "held_out": {task: round(hits / proposals, 4) for task, (proposals, hits) in accepted(trainer, dev).items()},
+        "torch": torch.__version__,
+    }  # fmt: skip
+    (options.output / "training.json").write_text(json.dumps(note, indent=1) + "\n")
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -641,7 +684,7 @@ def main() -> None:
     fit.add_argument("--rate", type=float, default=1e-3)
     fit.add_argument("--decay", type=float, default=0.05)
     fit.add_argument("--tokens", type=int, default=4096, help="of a batch, padding included")
-    fit.add_argument("--vocabulary", type=int, default=8192, help="tokens that can be drafted")
+    fit.add_argument("--vocabulary", type=int, default=12288, help="tokens that can be drafted")
     fit.add_argument("--full", action="store_true", help="store the projection's rows too")
     score = commands.add_parser("evaluate", help="a head on held-out prompts")
     score.add_argument("drafter", help="as for asdsim capture, such as eagle3:PATH")
