@@ -338,6 +338,8 @@ class AcceptanceLengths:
     generated : list of int
         Tokens of each output.
     lengths : list of int64 arrays
+        One may end before its output, or go on behind it (both occur in the public files); a replay ends with whichever
+        ends first.
     """
 
     drafter: str
@@ -346,12 +348,18 @@ class AcceptanceLengths:
     lengths: list[npt.NDArray[np.int64]]
 
     @property
+    def uneven(self) -> tuple[int, int]:
+        """Rows whose lengths end before the output, and rows whose lengths go on behind it."""
+        more = [len(part) - total for total, part in zip(self.generated, self.lengths, strict=True)]
+        return sum(n < 0 for n in more), sum(n > 0 for n in more)
+
+    @property
     def longest(self) -> int:
         """Largest K that the file can tell of."""
         return max((int(part.max(initial=1)) for part in self.lengths), default=1) - 1
 
     def replay(self, K: int) -> Row:
-        """Replay strict matching with at most K draft tokens per step; ends where a row's lengths end."""
+        """Replay strict matching with at most K draft tokens per step."""
         steps = tokens = accepted = 0
         per_step: list[int] = []
         for total, part in zip(self.generated, self.lengths, strict=True):
@@ -379,7 +387,7 @@ def read_specdecode_bench(path: Path) -> list[AcceptanceLengths]:
     Raises
     ------
     ImportRefused
-        On a length that is no whole number >= 1, or more lengths than generated tokens; naming the row.
+        On a length that is no whole number >= 1; naming the row.
     """
     names: list[str] = []
     parts: dict[str, list[npt.NDArray[np.int64]]] = {}
@@ -404,10 +412,6 @@ def read_specdecode_bench(path: Path) -> list[AcceptanceLengths]:
             for place, length in enumerate(lengths):
                 if not isinstance(length, int) or isinstance(length, bool) or length < 1:
                     raise ImportRefused(f"{name}: acc_len {length!r} at token {place} is not >= 1", where=where)
-            if len(lengths) > len(tokens):
-                raise ImportRefused(
-                    f"{name}: {len(lengths)} acceptance lengths for {len(tokens)} generated tokens", where=where
-                )
             parts.setdefault(name, []).append(np.array(lengths, np.int64))
         ids.append(str(row.get("id", len(ids))))
         generated.append(len(tokens))

@@ -128,7 +128,7 @@ def compare(checkout: Path, note: Callable[[str], None]) -> dict[str, Any]:
         theirs = _simulate(checkout, file)
         recorded = [row for _, row in read_rows(file)]
         for drafter in ("eagle", "ngram"):
-            # Not by read_specdecode_bench: in these files some rows have more lengths than tokens.
+            # Not by read_specdecode_bench: the simulator takes lengths behind the output for output.
             every = [np.array(row[f"acc_{drafter}"]["acc_len"], np.int64) for row in recorded]
             lengths = [values for values in every if len(values)]
             for K in DRAFT_LENGTHS:

@@ -88,6 +88,13 @@ def _file(source: Path, kind: str, output: Path | None) -> tuple[dict[str, Any],
             f"{len(found.rows)} first rejections; regret / value at 25, 50 and 75 %: "
             + ", ".join(f"{q:.6g}" for q in quartiles)
         ]
+    for part in found:
+        short, surplus = part.uneven
+        if short or surplus:
+            note(
+                f"{part.drafter}: of {len(part.generated)} rows {short} have fewer acceptance lengths than tokens, and end "
+                f"there; {surplus} have more, which are left out"
+            )
     rows = [part.replay(K) for part in found for K in range(1, part.longest + 1)]
     _write(output, rows)
     note("replayable for strict matching and draft length only: the file holds no logits")

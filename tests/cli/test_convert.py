@@ -137,13 +137,18 @@ def test_specdecode_bench_replays_strict_and_draft_length(capsys, tmp_path: Path
     assert ngram.replay(1)["completion_tokens"] == 3  # a row that ends before the output
     status, out, err = run(capsys, "convert", tmp_path / "b.jsonl")
     assert status == 0 and "| eagle | 3 | 3.000 |" in out and "draft length only" in err
+    assert "ngram: of 1 rows 1 have fewer acceptance lengths than tokens" in err and "eagle: of" not in err
+    longer = {**BENCH, "acc_eagle": {"acc_len": [3, 1, 1, 4, 1, 1, 2]}}  # goes on behind the output: the same answer
+    assert read_specdecode_bench(lines(tmp_path / "c.jsonl", longer))[0].replay(3) == whole
+    assert "eagle: of 1 rows 0 have fewer acceptance lengths than tokens, and end there; 1 have more" in " ".join(
+        run(capsys, "convert", tmp_path / "c.jsonl")[2].split()
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"acc_eagle": {"acc_len": [0]}}, "acc_len 0 at token 0 is not >= 1"),
-        ({"acc_eagle": {"acc_len": [1] * 7}}, "7 acceptance lengths for 6 generated tokens"),
         ({"acc_eagle": {}}, "no list acc_len"),
         ({"generated_token_ids": 3}, "not a list"),
         ({"acc_other": {"acc_len": []}}, "the rows before have acc_eagle, acc_ngram"),
