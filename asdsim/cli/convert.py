@@ -92,8 +92,8 @@ def _file(source: Path, kind: str, output: Path | None) -> tuple[dict[str, Any],
         short, surplus = part.uneven
         if short or surplus:
             note(
-                f"{part.drafter}: of {len(part.generated)} rows {short} have fewer acceptance lengths than tokens, and end "
-                f"there; {surplus} have more, which are left out"
+                f"{part.drafter}: of {len(part.generated)} rows {short} have fewer acceptance lengths than tokens, and "
+                f"end there; {surplus} have more, which are left out"
             )
     rows = [part.replay(K) for part in found for K in range(1, part.longest + 1)]
     _write(output, rows)
