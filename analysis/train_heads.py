@@ -209,6 +209,7 @@ class MedusaTrainer:
     """Medusa: head i from the last state at p predicts the token at p + 2 + i."""
 
     decay = 0.9
+    part = 0.4
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
@@ -222,13 +223,14 @@ class MedusaTrainer:
         h = batch.states[:, :, -1]
         return h + functional.silu(self.head.blocks[i][0](h))
 
-    def loss(self, batch: Batch, rng: random.Random) -> torch.Tensor:
-        """Return the weighted sum over heads of mean cross-entropies."""
+    def loss(self, batch: Batch, rng: random.Random, done: float) -> torch.Tensor:
+        """Return the weighted sum over heads of mean cross-entropies, each on a random part of the answers."""
         where, goal = self.answers.learnt(batch)
+        draw = torch.Generator().manual_seed(rng.getrandbits(32))
         total = torch.zeros(())
         for i in range(MEDUSA_HEADS):
             target = where[:, 2 + i :]
-            chosen = target >= 0
+            chosen = (target >= 0) & (torch.rand(target.shape, generator=draw) < self.part)
             hidden = self.hidden(batch, i)[:, : target.shape[1]][chosen]
             total = total + self.decay**i * self.answers.loss(hidden, goal[target[chosen]]).mean()
         return total
@@ -268,8 +270,8 @@ class EagleTrainer:
     decay = 0.85
     file = "model.safetensors"
 
-    def __init__(self, answers: Answers, steps: int = 3, draft_tokens: int = 7, inner: int = 1536) -> None:
-        self.answers, self.steps, self.draft_tokens = answers, steps, draft_tokens
+    def __init__(self, answers: Answers, draft_tokens: int = 7, inner: int = 1536) -> None:
+        self.answers, self.draft_tokens = answers, draft_tokens
         model, width = answers.model, output_head(answers.model).weight.shape[1]
         total = model.config.num_hidden_layers
         self.shape = {"width": width, "inner": inner, "heads": width // 64, "kv_heads": width // 192, "head_dim": 64}
@@ -332,12 +334,13 @@ class EagleTrainer:
         """Return logit rows (.., V_d)."""
         return functional.linear(self.head.norm(x), self.answers.rows.float())
 
-    def loss(self, batch: Batch, rng: random.Random) -> torch.Tensor:
-        """Return the weighted sum over steps of mean cross-entropies."""
+    def loss(self, batch: Batch, rng: random.Random, done: float) -> torch.Tensor:
+        """Return the weighted sum over steps of mean cross-entropies; two steps at first, four at last."""
+        steps = 2 + (done > 0.4) + (done > 0.75)
         where, goal = self.answers.learnt(batch)
         first = max(0, int(batch.begin.min()) - 2)
         total = torch.zeros(())
-        for step, (x, _) in enumerate(self.steps_of(batch, self.steps, False, first)):
+        for step, (x, _) in enumerate(self.steps_of(batch, steps, False, first)):
             target = functional.pad(where[:, first + 2 + step :], (0, 1 + step), value=-1)[:, : x.shape[1]]
             chosen = target >= 0
             hidden = self.head.norm(x[chosen])
@@ -408,7 +411,7 @@ class DSparkTrainer:
         mask = torch.cat([seen, same], -1)[:, None]
         return head(tokens.flatten(1), positions, mask, tape).unflatten(1, (-1, BLOCK))
 
-    def loss(self, batch: Batch, rng: random.Random) -> torch.Tensor:
+    def loss(self, batch: Batch, rng: random.Random, done: float) -> torch.Tensor:
         """Return the mean cross-entropy of all slots, later ones weighing less."""
         where, goal = self.answers.learnt(batch)
         draw = torch.Generator().manual_seed(rng.getrandbits(32))
@@ -604,7 +607,7 @@ def train(options: argparse.Namespace) -> None:
                     group["lr"] = options.rate * scale
             head.train()
             with torch.autocast("cpu", torch.bfloat16):
-                loss = trainer.loss(batch, rng)
+                loss = trainer.loss(batch, rng, step / total)
             head.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -681,9 +684,9 @@ def main() -> None:
     fit.add_argument("kind", choices=KINDS)
     fit.add_argument("-o", "--output", type=Path, required=True)
     fit.add_argument("--epochs", type=int, default=4)
-    fit.add_argument("--rate", type=float, default=1e-3)
+    fit.add_argument("--rate", type=float, default=2e-3)
     fit.add_argument("--decay", type=float, default=0.05)
-    fit.add_argument("--tokens", type=int, default=4096, help="of a batch, padding included")
+    fit.add_argument("--tokens", type=int, default=3072, help="of a batch, padding included")
     fit.add_argument("--vocabulary", type=int, default=12288, help="tokens that can be drafted")
     fit.add_argument("--full", action="store_true", help="store the projection's rows too")
     score = commands.add_parser("evaluate", help="a head on held-out prompts")

@@ -99,7 +99,7 @@ def test_training_learns_and_the_loader_drafts_alike(
     losses = []
     for epoch in range(12):
         for batch in answers.batches(256, random.Random(epoch)):
-            loss = trainer.loss(batch, random.Random(epoch))
+            loss = trainer.loss(batch, random.Random(epoch), 0.0)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
