@@ -10,7 +10,7 @@ a directory is told by its prompts.jsonl.gz, and of each by training.json.
 
 The heads share their draft vocabulary, the tokens that occur most in the answers, and use the target's own embedding
 and rows of its projection, so that these need not be stored; ``--full`` stores the projection too, for tools that want
-it. Loss: cross-entropy on answer tokens against half the target's distribution, half its choice.
+it. Loss: cross-entropy on answer tokens against the target's distribution and its choice, half and half by default.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from torch.nn import functional
 from asdsim.capture.drafters import make_drafter
 from asdsim.capture.drafters.dspark import DSpark
 from asdsim.capture.drafters.eagle3 import Eagle3
-from asdsim.capture.drafters.heads import Head, output_head
+from asdsim.capture.drafters.formats import read_checkpoint
+from asdsim.capture.drafters.heads import Head, head_class, output_head
 from asdsim.capture.drafters.medusa import Medusa
 from asdsim.capture.loop import decode
 from asdsim.capture.models import load_model, load_target
@@ -84,13 +85,21 @@ class Answers:
     token_ids : int64 (V_d,), optional
         Draft vocabulary; the ``size`` tokens that occur most where None; answers count four times.
     size : int
+    soft : float
+        Weight of the target's distribution in what is learnt; its choice has the rest.
     """
 
     def __init__(
-        self, paths: Sequence[Path], taps: Sequence[int], model: Any, token_ids: Any = None, size: int = 0
+        self,
+        paths: Sequence[Path],
+        taps: Sequence[int],
+        model: Any,
+        token_ids: Any = None,
+        size: int = 0,
+        soft: float = 0.5,
     ) -> None:
         self.data = heads_data.read_sequences(paths)
-        self.taps, self.model = list(taps), model
+        self.taps, self.model, self.soft = list(taps), model, soft
         vocab = output_head(model).weight.shape[0]
         if token_ids is None:
             counts = np.zeros(vocab, dtype=np.int64)
@@ -147,15 +156,15 @@ class Answers:
         int64 (b, T)
             Row of ``goal`` for the token at a position; -1 outside the answer and the draft vocabulary.
         bfloat16 (rows, V_d)
-            Half the target's distribution, half its choice.
+            The target's distribution and its choice, weighted.
         """
         at = torch.arange(batch.ids.shape[1])
         wanted = (at >= batch.begin[:, None]) & (at < batch.end[:, None]) & (self.row_of[batch.ids] >= 0)
         where = torch.full(batch.ids.shape, -1)
         where[wanted] = torch.arange(int(wanted.sum()))
         last = batch.states[:, :, -1][wanted[:, 1:]].to(torch.bfloat16)
-        goal = functional.linear(last, self.rows).softmax(-1).mul_(0.5)
-        goal[torch.arange(len(goal)), self.row_of[batch.ids[wanted]]] += 0.5
+        goal = functional.linear(last, self.rows).softmax(-1).mul_(self.soft)
+        goal[torch.arange(len(goal)), self.row_of[batch.ids[wanted]]] += 1 - self.soft
         return where, goal
 
     def loss(self, hidden: torch.Tensor, goal: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
@@ -209,7 +218,7 @@ class MedusaTrainer:
     """Medusa: head i from the last state at p predicts the token at p + 2 + i."""
 
     decay = 0.9
-    part = 0.4
+    part = 0.6
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
@@ -564,17 +573,28 @@ def make_optimizers(head: Head, rate: float, decay: float) -> list[torch.optim.O
     ]
 
 
+def earlier(folder: Path) -> Any:
+    """Return the note of the head that training started from."""
+    return json.loads((folder / "training.json").read_text())
+
+
 def train(options: argparse.Namespace) -> None:
     """Train one head on the shards that there are."""
     making = json.loads((options.work / "making.json").read_text())
     loaded = load_model(making["target"], device="cpu", offline=options.offline)
     model = loaded.model.requires_grad_(False)
     paths = sorted(options.work.glob("shard-*.safetensors"))
-    answers = Answers(paths, making["taps"], model, size=options.vocabulary)
+    began = None
+    if options.start is not None:
+        began = head_class(options.kind).from_checkpoint(read_checkpoint(str(options.start)), model)
+    kept = None if began is None else began.token_ids
+    answers = Answers(paths, making["taps"], model, kept, size=options.vocabulary, soft=options.soft)
     dev = Answers([options.work / "dev.safetensors"], making["taps"], model, answers.token_ids)
     torch.manual_seed(options.seed)
     trainer = make_trainer(options.kind, answers, loaded.tokenizer)
     head = trainer.head
+    if began is not None:
+        head.load_state_dict(began.state_dict())
     count = sum(p.numel() for p in head.parameters())
     size = sum(len(ids) - begin for ids, begin in zip(answers.data.ids, answers.data.begins, strict=True))
     print(
@@ -586,7 +606,7 @@ def train(options: argparse.Namespace) -> None:
     per_epoch = sum(1 for _ in answers.batches(options.tokens, None))
     total, warm = per_epoch * options.epochs, max(1, round(0.04 * per_epoch * options.epochs))
     state_file = options.work / f"train-{options.kind}.pt"
-    settings = [total, size, options.rate, options.seed, options.vocabulary]
+    settings = [total, size, options.rate, options.seed, options.vocabulary, str(options.start)]
     begin = 0
     if state_file.exists():
         state = torch.load(state_file, weights_only=True)
@@ -629,7 +649,9 @@ def train(options: argparse.Namespace) -> None:
     note = {
         "target": making["target"], "answers": len(answers.data), "answer_tokens": size, "parameters": count,
         "epochs": options.epochs, "rate": options.rate, "weight_decay": options.decay, "batch_tokens": options.tokens,
-        "draft_vocabulary": options.vocabulary, "seed": options.seed, "prompts_sha256": prompts,
+        "draft_vocabulary": len(answers.token_ids), "soft": options.soft,
+        "started_from": None if options.start is None else earlier(options.start),
+        "seed": options.seed, "prompts_sha256": prompts,
         "held_out": {task: round(hits / proposals, 4) for task, (proposals, hits) in accepted(trainer, dev).items()},
         "torch": torch.__version__,
     }  # fmt: skip
@@ -683,8 +705,12 @@ def main() -> None:
     fit = commands.add_parser("train", help="one head")
     fit.add_argument("kind", choices=KINDS)
     fit.add_argument("-o", "--output", type=Path, required=True)
+    fit.add_argument("--start", type=Path, metavar="FOLDER", help="go on from a head that was trained before")
     fit.add_argument("--epochs", type=int, default=4)
     fit.add_argument("--rate", type=float, default=2e-3)
+    fit.add_argument(
+        "--soft", type=float, default=0.5, help="weight of the target's distribution, not its choice alone"
+    )
     fit.add_argument("--decay", type=float, default=0.05)
     fit.add_argument("--tokens", type=int, default=3072, help="of a batch, padding included")
     fit.add_argument("--vocabulary", type=int, default=12288, help="tokens that can be drafted")

@@ -188,7 +188,7 @@ def test_nor_in_a_batch_of_cover(pair: tuple[HFTarget, HeadDrafter], requests: R
 class Copying(Head):
     """Drafts what the target itself would say, by running it; looks at the states it is given."""
 
-    kind, taps = "copying", (0, 3, 1)
+    kind, taps, token_ids = "copying", (0, 3, 1), None
 
     def __init__(self, target: HFTarget) -> None:
         super().__init__()

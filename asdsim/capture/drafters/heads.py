@@ -42,6 +42,8 @@ class Head(torch.nn.Module):
         Width of the target's logit rows.
     max_draft_tokens : int or None
         Largest K, None where there is no limit.
+    token_ids : int64 tensor (V_d,) or None
+        What the head can draft, where that is not all.
     """
 
     kind: str
@@ -49,6 +51,7 @@ class Head(torch.nn.Module):
     hidden_size: int
     vocab_size: int
     max_draft_tokens: int | None = None
+    token_ids: torch.Tensor | None
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> Head:
@@ -125,12 +128,14 @@ class HeadSession(DrafterSession):
             self._memory.crop(common_prefix(self._ids, ids))
         tokens, rows = self._head.draft(ids, states, self._memory, num_draft_tokens)
         self._ids = ids
-        return proposal_of(tokens, rows, self._keep_logits)
+        return proposal_of(tokens, rows, self._keep_logits, self._head.token_ids)
 
 
-def proposal_of(tokens: list[int], rows: torch.Tensor, keep_logits: bool) -> Proposal:
+def proposal_of(
+    tokens: list[int], rows: torch.Tensor, keep_logits: bool, token_ids: torch.Tensor | None = None
+) -> Proposal:
     """Return a proposal with log-probabilities over what the head can draft."""
-    return Proposal(tokens, logprobs_of(rows, tokens), rows if keep_logits else None)
+    return Proposal(tokens, logprobs_of(rows, tokens, token_ids), rows if keep_logits else None)
 
 
 class HeadDrafter(Drafter):
@@ -212,7 +217,7 @@ class HeadBatch:
         if some:
             drafts = head.draft_many([rows[n] for n in some], [states[n] for n in some], num_draft_tokens)
             for n, (tokens, logits) in zip(some, drafts, strict=True):
-                found[n] = proposal_of(tokens, logits, keep)
+                found[n] = proposal_of(tokens, logits, keep, head.token_ids)
         return found
 
 
@@ -343,8 +348,7 @@ def over_vocabulary(rows: torch.Tensor, token_ids: torch.Tensor | None, vocab_si
     if token_ids is None:
         return rows
     full = rows.new_full((*rows.shape[:-1], vocab_size), -torch.inf)
-    full[..., token_ids] = rows
-    return full
+    return full.index_copy_(-1, token_ids, rows)
 
 
 def check_token_ids(checkpoint: Checkpoint, token_ids: torch.Tensor, vocab_size: int) -> None:
