@@ -197,8 +197,8 @@ ASD gains where a drafter's mistakes are small and where it goes on agreeing wit
   where they accept least.
 - **Look-up** copies. A relaxed text begins to repeat itself, and look-up then finds more to copy: that gain is no
   gain.
-- Published gains, with strong heads of large models, are smaller than those of these small heads: a longer strict
-  acceptance leaves less to win, and each step pays for the selection.
+- Published gains, with strong heads of large models, are smaller. A longer strict acceptance leaves less to win, which
+  may be why; it was not tested here.
 - Nearly every output differs from strict decoding. Accuracy is not shown: in 96 tokens this target finishes hardly
   any answer that could be scored.
 
