@@ -199,6 +199,8 @@ ASD gains where a drafter's mistakes are small and where it goes on agreeing wit
   gain.
 - Published gains, with strong heads of large models, are smaller. A longer strict acceptance leaves less to win, which
   may be why; it was not tested here.
+- A smaller K gains less (Medusa's do not differ): the gate weighs a regret against the suffix that a rejection would
+  throw away, and short blocks have short suffixes.
 - Nearly every output differs from strict decoding. Accuracy is not shown: in 96 tokens this target finishes hardly
   any answer that could be scored.
 
