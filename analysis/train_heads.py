@@ -1,7 +1,7 @@
 """Trains draft heads for a target: Medusa, EAGLE3 and DSpark, from the target's own greedy answers.
 
-    python analysis/train_heads.py generate --work /tmp/heads --given mbpp.jsonl --given gsm8k.jsonl:700
-    python analysis/train_heads.py train eagle3 --work /tmp/heads -o heads/smollm2-eagle3
+    python analysis/train_heads.py generate --work WORK --given mbpp.jsonl --given gsm8k.jsonl:700
+    python analysis/train_heads.py train eagle3 --work WORK -o heads/smollm2-eagle3
     python analysis/train_heads.py evaluate eagle3:heads/smollm2-eagle3 -K 7
 
 ``generate`` writes shards (:mod:`heads_data`), ``train`` one head in a public format, ``evaluate`` scores one on the
