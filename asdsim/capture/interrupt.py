@@ -11,7 +11,8 @@ from contextlib import contextmanager
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Hold Ctrl-C back until the block is done: a writer that was cut short in the middle cannot go on."""
-    if threading.current_thread() is not threading.main_thread():
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in a background job
+    if ignored or threading.current_thread() is not threading.main_thread():
         yield
         return
     pressed = []

@@ -38,6 +38,7 @@ for line in sys.stdin:
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
         interrupted, args = json.loads(line)
         if interrupted:  # Ctrl-C while that request is decoded
             plain, calls = asdsim.capture.loop.decode, []
