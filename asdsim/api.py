@@ -482,6 +482,9 @@ def _pooled_figures(
     for name, values in figures.items():
         if values.dtype.kind in "iu":
             figures[name] = np.rint(values / DRAWS).astype(np.int64)
+        # An estimated walk ends with the strict output, an exact one where it ends.
+        whole = (exact["exact_share"] == 1.0).reshape(-1, *[1] * (values.ndim - 1))
+        figures[name] = np.where(whole, exact[name], figures[name])
     return {**figures, "exact_share": exact["exact_share"], "requests": np.full(len(grid), graph.num_requests)}
 
 

@@ -120,7 +120,6 @@ class Bench:
         true = walk_grid(graph, grid, **options)
         walks, draws = true, 1
         if self.off_trace == "pooled":
-            # Where nothing is missing all draws are the true walk.
             walks, draws = walk_grid(estimated, grid, off_trace="aligned", **options), DRAWS
         elif self.off_trace != "stop":
             walks = walk_grid(graph, grid, off_trace=self.off_trace, **options)
@@ -129,12 +128,16 @@ class Bench:
     def _collect(self, grid: Grid, true: Walks, walks: Walks, draws: int) -> Measured:
         requests = true.edge.shape[1]
 
-        def mean(values: npt.NDArray[Any]) -> Floats:
-            return np.asarray(values.reshape(len(grid), draws, requests).mean(axis=1, dtype=np.float64))
+        def known(values: npt.NDArray[Any], exact: npt.NDArray[Any]) -> Floats:
+            """Take the true walk where nothing is missing: an estimated one ends with the strict output."""
+            mean = values.reshape(len(grid), draws, requests).mean(axis=1, dtype=np.float64)
+            return np.where(true.exact, exact, mean)
 
-        counts = {name: mean(walks.counts[..., name]) for name in (STEPS, TOKENS, ACCEPTED, DRAFTED)}
+        counts = {
+            name: known(walks.counts[..., name], true.counts[..., name]) for name in (STEPS, TOKENS, ACCEPTED, DRAFTED)
+        }
         return Measured(
-            grid, counts[STEPS], counts[TOKENS], counts[ACCEPTED], mean(walks.spent), counts[DRAFTED],
+            grid, counts[STEPS], counts[TOKENS], counts[ACCEPTED], known(walks.spent, true.spent), counts[DRAFTED],
             true.counts[..., RELAXED] > 0, true.exact,
         )  # fmt: skip
 

@@ -130,7 +130,9 @@ def estimate(graph: Graph, grid: Grid, name: str, *, draws: int = DRAWS, seed: i
     if name == "pooled":
         counts = walk_grid(pooled_graph(graph, draws, seed), grid).counts
         counts = counts.reshape(len(grid), draws, graph.num_requests, -1)
-        picked = counts[..., [STEPS, ACCEPTED, TOKENS]].mean(axis=1)
+        true = walk_grid(graph, grid)
+        mean = counts[..., [STEPS, ACCEPTED, TOKENS]].mean(axis=1)
+        picked = np.where(true.exact[..., None], true.counts[..., [STEPS, ACCEPTED, TOKENS]], mean)
     else:
         picked = walk_grid(graph, grid, off_trace=name).counts[..., [STEPS, ACCEPTED, TOKENS]].astype(np.float64)
     return np.concatenate([picked, np.ones((*picked.shape[:2], 1))], axis=2)

@@ -1,9 +1,13 @@
 """Estimates: what is exact stays exact, draws are repeatable, and an unknown name is answered."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import asdsim
 from asdsim import estimate
+from asdsim.compare import Bench
 from asdsim.errors import UsageError
 from asdsim.policy import Grid
 from asdsim.trace.graph import MISSING, build_graph
@@ -64,3 +68,13 @@ def test_drawn_steps_are_whole_and_followed_the_same_kind_of_end():
 def test_unknown_estimator():
     with pytest.raises(UsageError, match="did you mean 'aligned'"):
         estimate.estimate(graph_of(5), GRID, "alinged")
+
+
+def test_pooled_is_the_exact_walk_where_nothing_is_missing() -> None:
+    trace = Path(__file__).parents[2] / "traces" / "smollm2-layerskip"
+    grid = {"B": "0,8", "g": ".25", "M": "2"}  # covered; its outputs are longer and shorter than the strict ones
+    pooled, exact = (asdsim.replay(trace, **grid, off_trace=mode).frame() for mode in ("pooled", "stop"))
+    assert (exact["exact_share"] == 1).all()
+    assert pooled.drop("off_trace").equals(exact.drop("off_trace"))
+    measured = Bench(asdsim.load(trace)).measure(Grid.product(8, 0.25, 2))
+    assert measured.tokens.sum() == exact["completion_tokens"][1] and measured.steps.sum() == exact["num_spec_steps"][1]
