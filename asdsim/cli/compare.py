@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--risk", default="regret_max", show_default=True,
               help="What --level bounds: regret_max|regret_per_token|outputs_differ_share.")  # fmt: skip
 @click.option("--draft-cost", type=float, show_default="median timings of the trace",
-              help="Seconds of one draft token, in target verifications.")  # fmt: skip
+              help="Time of one draft token, as a share of a target verification.")  # fmt: skip
 @click.option("--off-trace", default="pooled", show_default=True, metavar="stop|aligned|recorded|pooled",
               help="At a prefix that was not captured: drop the request, or estimate.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda")

@@ -32,7 +32,7 @@ def _axis(name: str, text: str) -> Any:
 @_axis("B", "Budgets")
 @_axis("g", "Gates")
 @_axis("M", "Caps")
-@click.option("--off-trace", metavar="stop|aligned|recorded", help="For a trace, as in replay.  [default: stop]")
+@click.option("--off-trace", metavar="stop|aligned|recorded|pooled", help="For a trace, as in replay.  [default: stop]")
 @json_option
 @config_option
 def command(

@@ -40,7 +40,9 @@ FORMATS = {
 
 def bootstrap_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--resamples`` and ``--seed``."""
-    function = click.option("--seed", default=0, show_default=True, help="Of the bootstrap and of --split.")(function)
+    function = click.option(
+        "--seed", default=0, show_default=True, help="Of the bootstrap, and of --split where there is one."
+    )(function)
     return click.option("--resamples", default=2000, show_default=True, help="Of the bootstrap.")(function)
 
 

@@ -41,7 +41,11 @@ SHORT = {
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|reference")
 @click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the rows to this Parquet file.")
-@click.option("--intervals", is_flag=True, help="Give --json 95 % intervals too; the printed table always has them.")
+@click.option(
+    "--intervals",
+    is_flag=True,
+    help="Give --json the 95 % intervals that the printed table has (not for pooled and the oracle).",
+)
 @click.option(
     "--cost",
     metavar="NAME|FILE",
@@ -58,8 +62,8 @@ def command(
     """Walk TRACE under every combination of B, g and M, or of another rule's parameters.
 
     A row is exact where exact_share is 1: every walk then met captured steps only. Otherwise, with --off-trace stop,
-    the row stands on the requests that stayed on the trace (no fair sample), and with aligned or recorded it is an
-    estimate.
+    the row stands on the requests that stayed on the trace (no fair sample), and with the others it is an
+    estimate; asdsim fidelity says how far off these are.
 
     --B exact finds every budget at which some decision changes, for each g and M; a row then holds from its B up to
     below the next one.
