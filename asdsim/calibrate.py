@@ -462,7 +462,9 @@ def policy_record(made: Calibration, trace: Trace, holdout: Trace | None, cost: 
         "candidates": made.candidates, "ratios": made.ratios or None,
         "cost": None if cost is None else cost.to_dict(), "resamples": made.calibration.resamples,
         "seed": made.calibration.seed, "calibration": side(trace, made.calibration),
-        "holdout": side(holdout, made.holdout), "folds": made.folds or None, "optimism": made.optimism(),
+        "holdout": side(holdout, made.holdout),
+        "folds": [{**fold, **{name: _number(fold[name]) for name in "BgM"}} for fold in made.folds] or None,
+        "optimism": made.optimism(),
     }  # fmt: skip
 
 

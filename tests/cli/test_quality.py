@@ -143,3 +143,10 @@ def test_replay_shows_intervals_beside_means(capsys) -> None:
     wide = ["--B", "0:8:.5", "--g", ".1:1:.1", "--M", "1,2"]
     _, out, _ = run(capsys, "replay", CAL, *wide)
     assert out.count("\n") == 26 and "tokens/step, 95 %" in out
+
+
+def test_a_fold_without_a_cap_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    grid = ("--B", "8", "--g", ".5", "--M", "inf", "--split", 2, "--resamples", 50)
+    assert run(capsys, "calibrate", CAL, "-o", tmp_path / "p.json", *grid)[0] == 0
+    folds = json.loads((tmp_path / "p.json").read_text())["folds"]
+    assert [(fold["B"], fold["g"], fold["M"]) for fold in folds] == [(8.0, 0.5, "inf")] * 2
