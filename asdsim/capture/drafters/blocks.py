@@ -1,4 +1,4 @@
-"""Parts of the draft layers: norm, rotary positions, attention, gated MLP, and a KV cache that can be cropped."""
+"""Parts of the draft layers: norm, gated MLP and rotary positions of Transformers, attention, a KV cache to crop."""
 
 from __future__ import annotations
 
@@ -7,41 +7,16 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRMSNorm as RMSNorm
 
 from ..lm import RoomyLayer
 
 
-class RMSNorm(torch.nn.Module):
-    """x / sqrt(mean(x^2) + eps) in float32, times a weight (width,)."""
-
-    def __init__(self, width: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the normed tensor, in the dtype of ``x``."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
-
-
-class GatedMLP(torch.nn.Module):
-    """down(act(gate x) * up x), without biases."""
-
-    def __init__(self, width: int, inner: int, act: str = "silu") -> None:
-        super().__init__()
-        from transformers.activations import ACT2FN
-
-        self.gate_proj = torch.nn.Linear(width, inner, bias=False)
-        self.up_proj = torch.nn.Linear(width, inner, bias=False)
-        self.down_proj = torch.nn.Linear(inner, width, bias=False)
-        self.act = ACT2FN[act]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (.., width)."""
-        result: torch.Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-        return result
+def gated_mlp(width: int, inner: int, act: str = "silu") -> LlamaMLP:
+    """Return down(act(gate x) * up x), without biases."""
+    return LlamaMLP(LlamaConfig(hidden_size=width, intermediate_size=inner, hidden_act=act))
 
 
 class Rotary:
@@ -59,9 +34,6 @@ class Rotary:
     """
 
     def __init__(self, rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any] | None = None) -> None:
-        from transformers import LlamaConfig
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
         given = config or {}
         self.inner = LlamaRotaryEmbedding(
             LlamaConfig(
@@ -143,3 +115,6 @@ class Memory:
     def crop(self, tokens: int) -> None:
         """Keep what depends on the first ``tokens`` tokens alone."""
         self.cut(tokens - self.lag)
+
+
+__all__ = ["Memory", "RMSNorm", "Rotary", "attend", "gated_mlp", "heads_of"]

@@ -22,10 +22,19 @@ from typing import Any
 
 import torch
 
-from .blocks import GatedMLP, Memory, RMSNorm, Rotary, attend, heads_of
-from .eagle3 import draft_vocabulary, need
+from .blocks import Memory, RMSNorm, Rotary, attend, gated_mlp, heads_of
 from .formats import Checkpoint, rope_of, taps_of
-from .heads import Borrowed, Head, check_size, fill, over_vocabulary, target_shape
+from .heads import (
+    Borrowed,
+    Head,
+    attention_shape,
+    check_size,
+    fill,
+    need,
+    over_vocabulary,
+    target_shape,
+    vocabulary_of,
+)
 
 LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -72,7 +81,7 @@ class Layer(torch.nn.Module):
         self.input_layernorm = RMSNorm(width, eps)
         self.self_attn = Attention(width, eps=eps, **attention)
         self.post_attention_layernorm = RMSNorm(width, eps)
-        self.mlp = GatedMLP(width, inner, act)
+        self.mlp = gated_mlp(width, inner, act)
 
 
 class Markov(torch.nn.Module):
@@ -220,25 +229,13 @@ class DSpark(Head):
         )  # fmt: skip
         width, config = fc.shape[0], checkpoint.layer_config
         check_size(checkpoint, "hidden size", int(checkpoint.find("target_hidden_size", width)), target_width)
-        sizes = [len(maps["t2d"])] if "t2d" in maps else []
-        sizes += [tensors[name].shape[0] for name in EMBEDDINGS if name in tensors]
-        sizes += [int(config["vocab_size"])] if config.get("vocab_size") else []
-        for size in sizes:
-            check_size(checkpoint, "vocabulary", size, vocab_size)
-        token_ids = draft_vocabulary(checkpoint, maps, tensors.get("lm_head.weight"), vocab_size)
-        for part in ("embed_tokens", "lm_head"):
-            if f"{part}.weight" not in tensors and width != target_width:
-                raise checkpoint.error(f"tensor {part}.weight is missing, and the target's does not fit")
+        token_ids = vocabulary_of(checkpoint, tensors, maps, EMBEDDINGS, width, target_model)
         taps = taps_of(checkpoint, fc.shape[1] // target_width, total, overrides.get("layer_ids"))
         block, mask_id = (_whole(checkpoint, key) for key in ("block_size", "mask_token_id"))
         if not 0 <= mask_id < vocab_size:
             raise checkpoint.error(f"the mask is token {mask_id}, the target has {vocab_size}")
         if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
             raise checkpoint.error("some layers have sliding windows, which are not read here")
-        heads = int(config.get("num_attention_heads") or 0)
-        head_dim = int(config.get("head_dim") or (q_proj.shape[0] // heads if heads else 0))
-        if not head_dim or q_proj.shape[0] % head_dim:
-            raise checkpoint.error("config.json does not say how many attention heads there are")
         anchor = overrides.get("anchor") or _anchor(checkpoint)
         w1 = tensors.get("markov_head.markov_w1.weight")
         rank = 0 if w1 is None else w1.shape[1]
@@ -246,9 +243,8 @@ class DSpark(Head):
             raise checkpoint.error(f"config.json says Markov rank {checkpoint.find('markov_rank')}, tensors {rank}")
         head = cls(
             target_model, taps, rope_of(checkpoint, overrides.get("rope_theta")), block=block, mask_id=mask_id,
-            anchor=anchor, width=width, inner=up_proj.shape[0], heads=q_proj.shape[0] // head_dim,
-            layers=1 + max(int(match[1]) for match in map(LAYER.match, tensors) if match),
-            kv_heads=k_proj.shape[0] // head_dim, head_dim=head_dim, token_ids=token_ids,
+            anchor=anchor, width=width, inner=up_proj.shape[0], **attention_shape(checkpoint, q_proj, k_proj),
+            layers=1 + max(int(match[1]) for match in map(LAYER.match, tensors) if match), token_ids=token_ids,
             own_embedding="embed_tokens.weight" in tensors, own_output="lm_head.weight" in tensors,
             rank=rank, markov=_markov(tensors), warm="speculators_model_type" in checkpoint.config,
             confidence=_confidence(tensors, width), bias="layers.0.self_attn.q_proj.bias" in tensors,

@@ -23,9 +23,19 @@ from typing import Any
 
 import torch
 
-from .blocks import GatedMLP, Memory, RMSNorm, Rotary, attend, heads_of
+from .blocks import Memory, RMSNorm, Rotary, attend, gated_mlp, heads_of
 from .formats import Checkpoint, rope_of, taps_of
-from .heads import Borrowed, Head, check_size, check_token_ids, fill, over_vocabulary, target_shape
+from .heads import (
+    Borrowed,
+    Head,
+    attention_shape,
+    check_size,
+    fill,
+    need,
+    over_vocabulary,
+    target_shape,
+    vocabulary_of,
+)
 
 
 class Attention(torch.nn.Module):
@@ -60,7 +70,7 @@ class Layer(torch.nn.Module):
     def __init__(self, width: int, inner: int, act: str, eps: float, early: bool, **attention: Any) -> None:
         super().__init__()
         self.self_attn = Attention(width if early else 2 * width, width, eps=eps, **attention)
-        self.mlp = GatedMLP(width, inner, act)
+        self.mlp = gated_mlp(width, inner, act)
         self.post_attention_layernorm = RMSNorm(width, eps)
         if not early:
             self.hidden_norm = RMSNorm(width, eps)
@@ -150,7 +160,7 @@ class Eagle3(Head):
         """Build from any public layout, see the module; ``layer_ids`` and ``rope_theta`` may be overridden."""
         layer_ids, rope_theta = overrides.get("layer_ids"), overrides.get("rope_theta")
         tensors, maps = _renamed(checkpoint)
-        target_width, vocab_size, total = target_shape(target_model)
+        target_width, _, total = target_shape(target_model)
         fc, q_proj, up_proj = (
             need(checkpoint, tensors, name)
             for name in ("fc.weight", "layer.self_attn.q_proj.weight", "layer.mlp.up_proj.weight")
@@ -168,25 +178,12 @@ class Eagle3(Head):
                 checkpoint, fc.shape[1] // target_width, total, layer_ids, default=(2, total // 2, total - 3)
             )
         config = checkpoint.layer_config
-        sizes = [len(maps["t2d"])] if "t2d" in maps else []
-        sizes += [tensors["embed_tokens.weight"].shape[0]] if "embed_tokens.weight" in tensors else []
-        sizes += [int(config["vocab_size"])] if config.get("vocab_size") else []
-        for size in sizes:
-            check_size(checkpoint, "vocabulary", size, vocab_size)
-        token_ids = draft_vocabulary(checkpoint, maps, tensors.get("lm_head.weight"), vocab_size)
-        for part in ("embed_tokens", "lm_head"):
-            if f"{part}.weight" not in tensors and width != target_width:
-                raise checkpoint.error(f"tensor {part}.weight is missing, and the target's does not fit")
-        heads = int(config.get("num_attention_heads") or 0)
-        head_dim = int(config.get("head_dim") or (q_proj.shape[0] // heads if heads else 0))
-        if not head_dim or q_proj.shape[0] % head_dim:
-            raise checkpoint.error("config.json does not say how many attention heads there are")
+        token_ids = vocabulary_of(checkpoint, tensors, maps, ("embed_tokens.weight",), width, target_model)
+        k_proj = need(checkpoint, tensors, "layer.self_attn.k_proj.weight")
         head = cls(
             target_model, taps, rope_of(checkpoint, rope_theta), width=width, inner=up_proj.shape[0],
-            heads=q_proj.shape[0] // head_dim,
-            kv_heads=need(checkpoint, tensors, "layer.self_attn.k_proj.weight").shape[0] // head_dim,
-            head_dim=head_dim, token_ids=token_ids, own_embedding="embed_tokens.weight" in tensors,
-            own_output="lm_head.weight" in tensors,
+            **attention_shape(checkpoint, q_proj, k_proj), token_ids=token_ids,
+            own_embedding="embed_tokens.weight" in tensors, own_output="lm_head.weight" in tensors,
             norm_before_residual=bool(checkpoint.find("norm_before_residual", False)),
             # SpecForge's key of this name is the norm before the projection, which every head has.
             norm_output="speculators_model_type" in checkpoint.config and bool(checkpoint.find("norm_output", False)),
@@ -322,35 +319,3 @@ def _renamed(checkpoint: Checkpoint) -> tuple[dict[str, torch.Tensor], dict[str,
         elif not ours.endswith("rotary_emb.inv_freq"):  # old files carry it; it follows from theta
             tensors[ours] = tensor
     return tensors, maps
-
-
-def need(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return a tensor that must be there."""
-    if name not in tensors:
-        raise checkpoint.error(f"tensor {name} is missing")
-    return tensors[name]
-
-
-def draft_vocabulary(
-    checkpoint: Checkpoint, maps: Mapping[str, torch.Tensor], output: torch.Tensor | None, vocab_size: int
-) -> torch.Tensor | None:
-    """Return the token of each draft row: j + d2t[j], by ``t2d`` where there is no ``d2t``; None for all tokens."""
-    token_ids = marked = None
-    if "t2d" in maps:
-        marked = maps["t2d"].to(torch.bool).nonzero()[:, 0]
-    if "d2t" in maps:
-        offsets = maps["d2t"].to(torch.int64)
-        token_ids = torch.arange(len(offsets)) + offsets
-        if marked is not None and not torch.equal(marked, token_ids):
-            raise checkpoint.error("d2t and t2d name different draft vocabularies")
-    elif marked is not None:
-        token_ids = marked
-    rows = None if output is None else output.shape[0]
-    if token_ids is None:
-        if rows is not None and rows != vocab_size:
-            raise checkpoint.error(f"lm_head has {rows} rows, the target {vocab_size} tokens, and d2t is missing")
-        return None
-    check_token_ids(checkpoint, token_ids, vocab_size)
-    if rows is not None:
-        check_size(checkpoint, "a draft vocabulary of", len(token_ids), rows)
-    return token_ids

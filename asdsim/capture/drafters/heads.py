@@ -295,6 +295,82 @@ def check_size(checkpoint: Checkpoint, what: str, of_head: int, of_target: int) 
         )
 
 
+def need(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Return a tensor that must be there."""
+    if name not in tensors:
+        raise checkpoint.error(f"tensor {name} is missing")
+    return tensors[name]
+
+
+def draft_vocabulary(
+    checkpoint: Checkpoint, maps: Mapping[str, torch.Tensor], output: torch.Tensor | None, vocab_size: int
+) -> torch.Tensor | None:
+    """Return the token of each draft row: j + d2t[j], by ``t2d`` where there is no ``d2t``; None for all tokens."""
+    token_ids = marked = None
+    if "t2d" in maps:
+        marked = maps["t2d"].to(torch.bool).nonzero()[:, 0]
+    if "d2t" in maps:
+        offsets = maps["d2t"].to(torch.int64)
+        token_ids = torch.arange(len(offsets)) + offsets
+        if marked is not None and not torch.equal(marked, token_ids):
+            raise checkpoint.error("d2t and t2d name different draft vocabularies")
+    elif marked is not None:
+        token_ids = marked
+    rows = None if output is None else output.shape[0]
+    if token_ids is None:
+        if rows is not None and rows != vocab_size:
+            raise checkpoint.error(f"lm_head has {rows} rows, the target {vocab_size} tokens, and d2t is missing")
+        return None
+    check_token_ids(checkpoint, token_ids, vocab_size)
+    if rows is not None:
+        check_size(checkpoint, "a draft vocabulary of", len(token_ids), rows)
+    return token_ids
+
+
+def vocabulary_of(
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, torch.Tensor],
+    maps: Mapping[str, torch.Tensor],
+    embeddings: Sequence[str],
+    width: int,
+    target_model: Any,
+) -> torch.Tensor | None:
+    """Check a head's vocabularies against the target's; return its draft vocabulary, see :func:`draft_vocabulary`.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    tensors, maps : mapping of str to tensor
+        Weights, and ``d2t`` and ``t2d``.
+    embeddings : sequence of str
+        Tensors with a row for each token of the target.
+    width : int
+        Hidden size of the head.
+    target_model : transformers.PreTrainedModel
+    """
+    target_width, vocab_size, _ = target_shape(target_model)
+    sizes = [len(maps["t2d"])] if "t2d" in maps else []
+    sizes += [tensors[name].shape[0] for name in embeddings if name in tensors]
+    sizes += [int(checkpoint.layer_config["vocab_size"])] if checkpoint.layer_config.get("vocab_size") else []
+    for size in sizes:
+        check_size(checkpoint, "vocabulary", size, vocab_size)
+    token_ids = draft_vocabulary(checkpoint, maps, tensors.get("lm_head.weight"), vocab_size)
+    for part in ("embed_tokens", "lm_head"):
+        if f"{part}.weight" not in tensors and width != target_width:
+            raise checkpoint.error(f"tensor {part}.weight is missing, and the target's does not fit")
+    return token_ids
+
+
+def attention_shape(checkpoint: Checkpoint, q_proj: torch.Tensor, k_proj: torch.Tensor) -> dict[str, int]:
+    """Return ``heads``, ``kv_heads`` and ``head_dim`` of a layer, from the configuration and the projections."""
+    config = checkpoint.layer_config
+    heads = int(config.get("num_attention_heads") or 0)
+    head_dim = int(config.get("head_dim") or (q_proj.shape[0] // heads if heads else 0))
+    if not head_dim or q_proj.shape[0] % head_dim:
+        raise checkpoint.error("config.json does not say how many attention heads there are")
+    return {"heads": q_proj.shape[0] // head_dim, "kv_heads": k_proj.shape[0] // head_dim, "head_dim": head_dim}
+
+
 def fill(head: Head, checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], target_model: Any) -> Any:
     """Load tensors into a head, all of them and no other, in the target's dtype and on its device.
 
