@@ -21,18 +21,17 @@ from ..rule import ACCEPT, BUDGET, CAP, GATE, judge, settle
 from .compiled import compile_cached, compiled_settle, helper, named
 from .request import (
     ACCEPTED,
-    ALIGNED,
     BY_BUDGET,
     BY_CAP,
     BY_GATE,
     DRAFTED,
     LEFT,
     NUM_COUNTS,
-    RECORDED,
     RELAXED,
     STEPS,
     STOP,
     TOKENS,
+    go_on,
 )
 
 KEPT, EXACT, BASE_STEPS, BASE_ACCEPTED, BASE_TOKENS, LOST_STEPS, LOST_TOKENS = range(NUM_COUNTS, NUM_COUNTS + 7)
@@ -228,15 +227,10 @@ def walk_boxes(  # type: ignore[no-untyped-def]
                     step = -1
                 if step == -2:
                     counts[top, LEFT] += 1
-                    step = -1
-                    if off_trace == RECORDED:
-                        nth = path_ptr[request] + counts[top, STEPS]
-                        if nth < path_ptr[request + 1]:
-                            step = path_step[nth]
-                    elif off_trace == ALIGNED:
-                        near = align_ptr[request] + counts[top, TOKENS]
-                        if near < align_ptr[request + 1]:
-                            step = align_step[near]
+                    step = go_on(
+                        off_trace, request, counts[top, STEPS], counts[top, TOKENS],
+                        path_ptr, path_step, align_ptr, align_step,
+                    )  # fmt: skip
             keep = off_trace != STOP or counts[top, LEFT] == 0
             paint(
                 sums, spent_of, counts, top, request, spent, keep, strict, g_lo, g_hi, c_lo, c_hi, b_lo, b_hi, corners,
@@ -291,7 +285,7 @@ def store(sums, corners, at, counts, histogram, kept, exact, base, same):  # typ
                         same[1, setting] += sums[g, c, b, TOKENS] - sums[g, c, b, LOST_TOKENS]
 
 
-HELPERS = (waiting, paint)
+HELPERS = (go_on, waiting, paint)
 
 
 def room_for(settings: int, largest: int, limit: int) -> int:

@@ -25,7 +25,7 @@ from ..errors import UsageError
 from ..rule import BUDGET, accept_block, judge, settle
 from ..trace.graph import Graph
 from .compiled import COMPILING, compile_cached, compiled_settle, helper, is_cached, named
-from .request import ALIGNED, RECORDED
+from .request import go_on
 from .sweep import arrays_of
 
 Float64 = npt.NDArray[np.float64]
@@ -102,15 +102,7 @@ def walk_breakpoints(  # type: ignore[no-untyped-def]
             if tokens >= limit[request]:
                 step = -1
             if step == -2:
-                step = -1
-                if off_trace == RECORDED:
-                    nth = path_ptr[request] + steps
-                    if nth < path_ptr[request + 1]:
-                        step = path_step[nth]
-                elif off_trace == ALIGNED:
-                    near = align_ptr[request] + tokens
-                    if near < align_ptr[request + 1]:
-                        step = align_step[near]
+                step = go_on(off_trace, request, steps, tokens, path_ptr, path_step, align_ptr, align_step)
         if not following <= upper:
             break
         out[found] = following
@@ -128,6 +120,7 @@ def kernel(semantics: str) -> Any:
     names = {
         "accept_block": helper(named(rule.bind(accept_block, judge=judged), semantics)),
         "turning_point": helper(named(rule.bind(turning_point, judge=judged), semantics)),
+        "go_on": helper(named(rule.bind(go_on), "all")),
         "settle": compiled_settle(semantics),
     }
     return compile_cached(numba.njit, named(rule.bind(walk_breakpoints, **names), semantics), nogil=True, _nrt=False)

@@ -30,6 +30,7 @@ from .request import (
     STEPS,
     STOP,
     TOKENS,
+    go_on,
     refusals,
     walk_request,
 )
@@ -73,7 +74,12 @@ def kernel(semantics: str) -> Any:
     """Return ``walk_settings`` compiled for one semantics."""
     judge = helper(rule.JUDGES[semantics])
     block = helper(named(rule.bind(rule.accept_block, judge=judge), semantics))
-    walk = rule.bind(walk_request, accept_block=block, settle=compiled_settle(semantics))
+    names = {
+        "accept_block": block,
+        "settle": compiled_settle(semantics),
+        "go_on": helper(named(rule.bind(go_on), "all")),
+    }
+    walk = rule.bind(walk_request, **names)
     one = helper(named(walk, semantics))
     names = {"walk_request": one, "refusals": helper(rule.bind(refusals))}
     settings = named(rule.bind(walk_settings, **names), semantics)

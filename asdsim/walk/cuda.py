@@ -37,6 +37,7 @@ from .request import (
     STEPS,
     STOP,
     TOKENS,
+    go_on,
     refusals,
     walk_request,
 )
@@ -228,7 +229,7 @@ def device_source(name: str, semantics: str) -> Any:
 
     block = rule.bind(rule.accept_block, judge=device(rule.JUDGES[semantics]))
     settle = device(rule.settle_of(semantics, device(to_single)))
-    one = rule.bind(walk_request, accept_block=device(block), settle=settle)
+    one = rule.bind(walk_request, accept_block=device(block), settle=settle, go_on=device(rule.bind(go_on)))
     return rule.bind(
         KERNELS[name], walk_request=device(one), refusals=device(rule.bind(refusals)), cuda=cuda, int32=types.int32
     )

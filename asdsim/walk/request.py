@@ -18,6 +18,22 @@ REFUSAL_BITS = 20
 """Bits of each of the three counts of refused blocks that a walk keeps in one number, to spare registers."""
 
 
+def go_on(off_trace, request, steps, tokens, path_ptr, path_step, align_ptr, align_step):  # type: ignore[no-untyped-def]
+    """Return the step at which a walk goes on that met an edge which was not captured, -1 for none.
+
+    ``steps`` and ``tokens`` are what the walk has behind it.
+    """
+    if off_trace == RECORDED:
+        nth = path_ptr[request] + steps
+        if nth < path_ptr[request + 1]:
+            return path_step[nth]
+    elif off_trace == ALIGNED:
+        near = align_ptr[request] + tokens
+        if near < align_ptr[request + 1]:
+            return align_step[near]
+    return -1
+
+
 def walk_request(  # type: ignore[no-untyped-def]
     request, budget, gate, cap, off_trace,
     root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
@@ -65,15 +81,7 @@ def walk_request(  # type: ignore[no-untyped-def]
             step = -1
         if step == -2:
             left += 1
-            step = -1
-            if off_trace == RECORDED:
-                nth = path_ptr[request] + steps
-                if nth < path_ptr[request + 1]:
-                    step = path_step[nth]
-            elif off_trace == ALIGNED:
-                near = align_ptr[request] + tokens
-                if near < align_ptr[request + 1]:
-                    step = align_step[near]
+            step = go_on(off_trace, request, steps, tokens, path_ptr, path_step, align_ptr, align_step)
     return spent, edge, steps, offered, taken, tokens, relaxed, refused, left
 
 
@@ -82,4 +90,4 @@ def refusals(refused, verdict):  # type: ignore[no-untyped-def]
     return (refused >> (REFUSAL_BITS * (verdict - 1))) & ((1 << REFUSAL_BITS) - 1)
 
 
-__all__ = ["ACCEPT", "accept_block", "refusals", "walk_request"]
+__all__ = ["ACCEPT", "accept_block", "go_on", "refusals", "walk_request"]
