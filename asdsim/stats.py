@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .errors import UsageError
 
 Floats = npt.NDArray[np.float64]
-Sums = Mapping[Any, Floats]
+Sums = Mapping[str, Floats]
 Statistic = Callable[[Sums], Floats]
 
 LEVEL = 0.95
@@ -70,12 +70,12 @@ class Resampled:
         Requests that count under each setting; all of them by default.
     """
 
-    def __init__(self, columns: Mapping[Any, npt.NDArray[Any]], weights: Floats, kept: Any = None) -> None:
+    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], weights: Floats, kept: Any = None) -> None:
         self.requests = weights.shape[1]
         self.kept = np.asarray(self.requests if kept is None else kept)
-        self.whole: dict[Any, Floats] = {}
-        self.drawn: dict[Any, Floats] = {}
-        self.left_out: dict[Any, Floats] = {}
+        self.whole: dict[str, Floats] = {}
+        self.drawn: dict[str, Floats] = {}
+        self.left_out: dict[str, Floats] = {}
         for name, values in columns.items():
             table = np.atleast_2d(np.asarray(values, np.float64))  # (n or 1, R)
             whole = table.sum(axis=1)
@@ -100,6 +100,16 @@ class Resampled:
             drawn, left_out = np.atleast_2d(statistic(self.drawn)), np.atleast_2d(statistic(self.left_out))
         low, high = bca(value, drawn, left_out, self.kept, level=level, expand=expand)
         return Intervals(value, low, high)
+
+
+def ratio_interval(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> list[float] | None:
+    """Return the ends of the interval of sum(above) / sum(below), both (R,) by request; None for fewer than two."""
+    if len(below) < 2:
+        return None
+    found = Resampled({"above": above, "below": below}, resample_weights(len(below))).interval(
+        lambda of: of["above"] / of["below"]
+    )
+    return [float(found.low[0]), float(found.high[0])]
 
 
 def bca(

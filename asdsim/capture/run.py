@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import CaptureError, UsageError, unknown_name
 from ..policy import STRICT, Policy
-from ..stats import Resampled, resample_weights
+from ..stats import ratio_interval
 from ..trace.join import NOTE, parse_shard, shard_path
 from ..trace.manifest import MANIFEST, Manifest
 from ..trace.records import RequestRecord
@@ -188,13 +188,7 @@ class Summary:
         def ratio(a: float, b: float) -> float | None:
             return a / b if b else None
 
-        def interval(column: int) -> list[float] | None:
-            if len(self.each) < 2 or not self.steps:
-                return None
-            sums = dict(enumerate(np.array(self.each, np.float64).T))
-            found = Resampled(sums, resample_weights(len(self.each))).interval(lambda of: of[column] / of[0])
-            return [float(found.low[0]), float(found.high[0])]
-
+        each = np.array(self.each, np.float64).reshape(-1, 3)
         return {
             "requests": self.requests,
             "skipped": self.skipped,
@@ -203,9 +197,9 @@ class Summary:
             "num_accepted_draft_tokens": self.accepted,
             "completion_tokens": self.completion_tokens,
             "mean_acceptance_length": ratio(self.completion_tokens, self.steps),
-            "mean_acceptance_length_interval": interval(1),
+            "mean_acceptance_length_interval": ratio_interval(each[:, 1], each[:, 0]),
             "accepted_per_proposal": ratio(self.accepted, self.steps),
-            "accepted_per_proposal_interval": interval(2),
+            "accepted_per_proposal_interval": ratio_interval(each[:, 2], each[:, 0]),
             "regret_spent_mean": ratio(math.fsum(self.ledger), len(self.ledger)),
             "seconds": round(self.seconds, 3),
             "tokens_per_second": ratio(self.completion_tokens, self.seconds),
@@ -407,11 +401,11 @@ def capture_with(
 
 
 def _count(summary: Summary, result: Any) -> None:
+    accepted = sum(outcome.accepted for outcome in result.outcomes)
     summary.requests += 1
     summary.steps += len(result.outcomes)
     summary.drafted += sum(outcome.num_draft_tokens for outcome in result.outcomes)
-    summary.accepted += sum(outcome.accepted for outcome in result.outcomes)
+    summary.accepted += accepted
     summary.completion_tokens += len(result.tokens)
     summary.ledger.append(result.ledger)
-    accepted = sum(outcome.accepted for outcome in result.outcomes)
     summary.each.append((len(result.outcomes), len(result.tokens), accepted))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..stats import Resampled, resample_weights
+from ..stats import ratio_interval
 from .check import reachable_drafts, strict_accepted
 from .reader import Trace
 from .records import FORBIDDEN_LOGIT
@@ -121,10 +121,7 @@ def _acceptance(
     """Return counts and ratios of some steps; intervals are 95 %, over requests, None for fewer than two."""
     steps, committed, took = int(keep.sum()), int(tokens[keep].sum()), int(accepted[keep].sum())
     _, row = np.unique(request[keep], return_inverse=True)
-    sums = {
-        name: np.bincount(row, weights=values[keep]).astype(np.float64)
-        for name, values in (("steps", np.ones(len(keep))), ("tokens", tokens), ("accepted", accepted))
-    }
+    each = np.bincount(row)  # steps of each request
     return {
         "num_spec_steps": steps,
         "completion_tokens": committed,
@@ -132,19 +129,10 @@ def _acceptance(
         "num_accepted_draft_tokens": took,
         "mean_acceptance_length": committed / steps if steps else None,
         "accepted_per_proposal": took / steps if steps else None,
-        "mean_acceptance_length_interval": _interval(sums, "tokens"),
-        "accepted_per_proposal_interval": _interval(sums, "accepted"),
+        "mean_acceptance_length_interval": ratio_interval(np.bincount(row, weights=tokens[keep]), each),
+        "accepted_per_proposal_interval": ratio_interval(np.bincount(row, weights=accepted[keep]), each),
         "draft_acceptance_rate": took / int(drafted[keep].sum()) if drafted[keep].sum() else None,
     }
-
-
-def _interval(sums: dict[str, npt.NDArray[np.float64]], name: str) -> list[float] | None:
-    """Return the interval of a column per step."""
-    requests = len(sums["steps"])
-    if requests < 2:
-        return None
-    found = Resampled(sums, resample_weights(requests)).interval(lambda of: of[name] / of["steps"])
-    return [float(found.low[0]), float(found.high[0])]
 
 
 def _regrets(trace: Trace, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], int]:
