@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..errors import UsageError
 from .common import config_option, json_option, note, print_json
@@ -41,6 +42,8 @@ def command(
     """
     if threads < 0:
         raise UsageError(f"--threads {threads} is negative")
+    if level is None and click.get_current_context().get_parameter_source("risk") is ParameterSource.COMMANDLINE:
+        raise UsageError("--risk says nothing without --level", fix="add --level NUMBER")
     if device == "reference":
         raise UsageError("the reference walk is too slow for a comparison", fix="use --device cpu or cuda")
     from .. import api

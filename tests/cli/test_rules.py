@@ -126,6 +126,7 @@ def test_compare_published_and_matched(capsys: pytest.CaptureFixture[str], trace
     [
         (["--rules", "asd,marz"], "did you mean 'mars'"),
         (["--risk", "regret", "--level", 1], "unknown risk measure"),
+        (["--risk", "regret_per_token"], "says nothing without --level"),
         (["--level", -1], "is negative"),
         (["--draft-cost", -1], "is no cost"),
     ],
