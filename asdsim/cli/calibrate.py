@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ..errors import UsageError
 from .common import config_option, json_option, note, print_json, progress_bar
@@ -31,7 +32,8 @@ from .quality_options import (
     metavar="PARTS",
     help="Without a holdout: judge each of so many parts under the setting chosen on the others.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("policy.json"), show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("policy.json"), show_default=True,
+              help="Policy file to write; named here it replaces an existing one.")  # fmt: skip
 @click.option(
     "--method",
     default="pareto",
@@ -75,6 +77,12 @@ def command(
         raise UsageError(f"--quantile {quantile} is not between 0 and 1")
     if not output.parent.is_dir():
         raise UsageError("no such directory", where=str(output.parent))
+    # As with replay -o, a file that the user names is replaced; one that nobody named may be a policy in use.
+    if output.exists() and click.get_current_context().get_parameter_source("output") is ParameterSource.DEFAULT:
+        raise UsageError(
+            "it exists, and no -o asks to replace it", where=str(output),
+            fix=f"give -o {output} to replace it, or another file with -o",
+        )  # fmt: skip
     limits = (max_regret_per_token, max_divergence, max_length_change, max_accuracy_drop)
     if any(limit is not None and not limit >= 0 for limit in limits):
         raise UsageError("a limit is negative or no number")

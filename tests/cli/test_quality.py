@@ -62,6 +62,18 @@ def test_calibrate_says_what_its_figures_are_not(capsys, tmp_path) -> None:
     assert "q25 of" in out and "M=2" in out and "estimates (aligned)" in err
 
 
+def test_calibrate_replaces_only_a_file_that_was_named(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["calibrate", CAL, *AXES, "--resamples", 50]
+    assert run(capsys, *words)[0] == 0
+    frozen = Path("policy.json").read_bytes()
+    status, out, err = run(capsys, *words, "--seed", 7)
+    assert status == 2 and not out and Path("policy.json").read_bytes() == frozen
+    assert "policy.json: it exists, and no -o asks to replace it (give -o policy.json" in err
+    assert run(capsys, *words, "--seed", 7, "-o", "policy.json")[0] == 0
+    assert Path("policy.json").read_bytes() != frozen
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
