@@ -1,4 +1,6 @@
-"""Judge a frozen setting at natural end: accuracy, length, divergence and ledger against strict matching.
+"""Judge a frozen setting on outputs that may end by themselves: accuracy, length, divergence and ledger against strict.
+
+An output that meets the token limit first is cut there; reports count both kinds.
 
 Every distinct output is scored once, so a whole grid of settings costs no more scoring than its distinct outputs.
 """
@@ -66,7 +68,7 @@ class CountingScorer:
     """A scorer that scores each (request, output) once and counts them."""
 
     def __init__(self, score: Scorer) -> None:
-        self.score = score
+        self.score, self.title = score, getattr(score, "title", "")
         self.known: dict[tuple[int, bytes], bool | None] = {}
 
     def __call__(self, request: int, tokens: bytes) -> bool | None:
@@ -101,7 +103,7 @@ def audit(
     Parameters
     ----------
     trace : Trace
-        Captured with natural end.
+        Captured with ``--stop natural``.
     grid : Grid
         Settings that the trace covers.
     decode : callable

@@ -72,7 +72,7 @@ class Limits:
         Raises
         ------
         UsageError
-            If a limit needs a figure that the data do not give.
+            If a limit needs a figure that the data do not give, or bounds a loss where there is nothing to lose.
         """
         fine = np.ones(len(quality), bool)
         for name, most in self.given().items():
@@ -84,6 +84,15 @@ class Limits:
                 )
             one = quality.figures[figure]
             if name == "accuracy_drop":
+                if quality.scored is not None:
+                    known = quality.scored[:, 1] > 0
+                    if not known.any():
+                        raise UsageError(
+                            f"a limit on {name} holds nothing: {quality.about_scores()}",
+                            fix="score answers that strict matching can get right (longer outputs, another --scorer, "
+                            "other prompts), or leave the limit out",
+                        )  # fmt: skip
+                    fine &= known
                 cost = -(one.low if self.bound else one.value)
             elif name == "length_change":
                 cost = np.maximum(np.abs(one.low), np.abs(one.high)) if self.bound else np.abs(one.value)
@@ -386,6 +395,8 @@ def _rows(quality: Quality, rows: npt.NDArray[np.int64]) -> Quality:
         exact_share=quality.exact_share[rows], figures=figures, largest_ledger=quality.largest_ledger[rows],
         mcnemar=None if quality.mcnemar is None else quality.mcnemar[rows],
         changed=None if quality.changed is None else quality.changed[rows],
+        scored=None if quality.scored is None else quality.scored[rows],
+        ended=None if quality.ended is None else quality.ended[rows],
     )  # fmt: skip
 
 

@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from .trace.reader import Trace
 
 Scorer = Callable[[int, bytes], "bool | None"]
-"""Says of a request (by row) and an output (int32 tokens) whether it is right; None where the request is not scored."""
+"""Says of a request (by row) and an output (int32 tokens) whether it is right; None where the request is not scored.
+Its attribute ``title``, where it has one, is how reports call it."""
 
 CHUNK_BYTES = 192 << 20
 COUNTS = {
     "steps": columns.STEPS, "drafted": columns.DRAFTED, "accepted": columns.ACCEPTED, "tokens": columns.TOKENS,
     "relaxed": columns.RELAXED, "by_gate": columns.BY_GATE, "by_budget": columns.BY_BUDGET, "by_cap": columns.BY_CAP,
 }  # fmt: skip
-OF_OUTPUTS = ("differ", "first_difference", "distance", "logprob", "scored", "correct")
+OF_OUTPUTS = ("differ", "first_difference", "distance", "logprob", "scored", "correct", "ended")
 SHARES = ("outputs_differ_share", "accuracy")
 
 
@@ -59,6 +60,13 @@ class Quality:
         Answers gained and lost against strict.
     largest_ledger : float64 (n,)
         Largest ledger of a request, logits.
+    scored : int64 (n, 2) or None
+        Requests with a score, and how many of them strict matching has right, where there is a scorer.
+    scorer : str
+        What the scorer is called.
+    ended : int64 (n, 2) or None
+        Outputs that end with an end of sequence, under the setting and under strict; the others hit the token limit.
+        None for estimates, which know no outputs.
     resamples, seed : int
         Of the bootstrap.
     """
@@ -70,6 +78,9 @@ class Quality:
     largest_ledger: npt.NDArray[np.float64]
     mcnemar: npt.NDArray[np.float64] | None = None
     changed: npt.NDArray[np.int64] | None = None
+    scored: npt.NDArray[np.int64] | None = None
+    scorer: str = ""
+    ended: npt.NDArray[np.int64] | None = None
     resamples: int = stats.RESAMPLES
     seed: int = 0
 
@@ -88,7 +99,27 @@ class Quality:
         if self.mcnemar is not None and self.changed is not None:
             found["mcnemar_p"] = float(self.mcnemar[setting])
             found["answers_gained"], found["answers_lost"] = (int(n) for n in self.changed[setting])
+        for names, counts in self._pairs():
+            found.update(zip(names, counts[setting].tolist(), strict=True))
         return found
+
+    def _pairs(self) -> list[tuple[tuple[str, str], npt.NDArray[np.int64]]]:
+        """Return the counts that come in twos, with their names, where they are known."""
+        pairs = ((("scored_requests", "strict_right"), self.scored), (("ended", "ended_strict"), self.ended))
+        return [(names, counts) for names, counts in pairs if counts is not None]
+
+    def about_scores(self, setting: int = 0) -> str:
+        """Say who scored how many requests, and whether strict matching has anything right that could be lost."""
+        if self.scored is None:
+            return "no request has a score, so accuracy says nothing"
+        number, right = self.scored[setting].tolist()
+        by = f" by {self.scorer}" if self.scorer else ""
+        if not number:
+            return f"none of {self.requests[setting]} requests has a score{by}, so accuracy says nothing"
+        text = (
+            f"{number} of {self.requests[setting]} requests have a score{by}, strict matching has {right} of them right"
+        )
+        return text if right else f"{text}: nothing can be lost, so a drop of accuracy cannot show"
 
     def frame(self) -> pl.DataFrame:
         """Return one row per setting: B, g, M, requests, exact_share, and every figure with ``_low`` and ``_high``."""
@@ -103,6 +134,8 @@ class Quality:
         if self.mcnemar is not None and self.changed is not None:
             data |= {"mcnemar_p": self.mcnemar, "answers_gained": self.changed[:, 0]}
             data["answers_lost"] = self.changed[:, 1]
+        for names, counts in self._pairs():
+            data.update(zip(names, counts.T, strict=True))
         frame = pl.DataFrame(data)
         floats = [name for name, kind in frame.schema.items() if kind == pl.Float64]
         return frame.with_columns(pl.col(name).fill_nan(None) for name in floats)
@@ -125,15 +158,16 @@ class Verdicts:
         self.strict = [table.output(int(edge)) for edge in strict_edge]
         self.scores: dict[tuple[int, bytes], bool | None] = {}
         self._known: dict[tuple[int, bytes], tuple[float, ...]] = {}
+        self._eos = [record.eos_ids if record.stop == "natural" else () for record in table.trace.request_records()]
 
     def of(self, request: int, edges: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return float64 (len(edges), 6): the columns :data:`OF_OUTPUTS` for last edges of one request."""
+        """Return float64 (len(edges), 7): the columns :data:`OF_OUTPUTS` for last edges of one request."""
         out = np.empty((len(edges), len(OF_OUTPUTS)))
         for n, edge in enumerate(edges):
             tokens = self.table.output(int(edge))
-            first, distance, scored, correct = self._look(request, tokens)
+            first, distance, scored, correct, ended = self._look(request, tokens)
             logprob = float(self.table.logprob[edge]) if edge >= 0 else 0.0
-            out[n] = (first >= 0, max(first, 0), distance, logprob, scored, correct)
+            out[n] = (first >= 0, max(first, 0), distance, logprob, scored, correct, ended)
         return out
 
     def _look(self, request: int, tokens: bytes) -> tuple[float, ...]:
@@ -142,7 +176,8 @@ class Verdicts:
             verdict = self.scorer(request, tokens) if self.scorer else None
             self.scores[key] = verdict
             first, distance = apart(self.strict[request], tokens)
-            self._known[key] = (first, distance, float(verdict is not None), float(bool(verdict)))
+            ended = bool(tokens) and int.from_bytes(tokens[-4:], "little", signed=True) in self._eos[request]
+            self._known[key] = (first, distance, float(verdict is not None), float(bool(verdict)), float(ended))
         return self._known[key]
 
 
@@ -305,6 +340,17 @@ def _chunk(
             found[name] = Intervals(*(_wide(values, width) for values in (one.value, one.low, one.high)))
     ledger = np.where(keep, walks.spent[:, chosen], 0.0).max(axis=1, initial=0.0)
     quality = Quality(part, keep.sum(axis=1), exact.mean(axis=1), found, ledger)
+
+    def counted(*columns: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        return np.stack([(column * keep).sum(axis=1) for column in columns], axis=1).astype(np.int64)
+
+    if verdicts is not None:
+        quality.ended = counted(made["ended"], base["ended"])
+        if verdicts.scorer is not None:
+            quality.scored, quality.scorer = (
+                counted(made["scored"], base["correct"]),
+                getattr(verdicts.scorer, "title", ""),
+            )
     if "accuracy_change" in names:
         right, before = made["correct"] * keep, base["correct"] * keep
         scored = made["scored"] * keep
@@ -336,8 +382,12 @@ def _joined(grid: Grid, parts: list[Quality], resamples: int, seed: int) -> Qual
         )
     found = Quality(
         grid, join(lambda part: part.requests), join(lambda part: part.exact_share), figures,
-        join(lambda part: part.largest_ledger), resamples=resamples, seed=seed,
+        join(lambda part: part.largest_ledger), scorer=parts[0].scorer, resamples=resamples, seed=seed,
     )  # fmt: skip
+    if parts[0].scored is not None:
+        found.scored = join(lambda part: part.scored)
+    if parts[0].ended is not None:
+        found.ended = join(lambda part: part.ended)
     if parts[0].changed is not None:
         found.changed, found.mcnemar = join(lambda part: part.changed), join(lambda part: part.mcnemar)
     return found

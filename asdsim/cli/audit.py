@@ -37,9 +37,10 @@ def command(
     allow_code: bool, timeout: float, memory: int, tokenizer: str | None, offline: bool, resamples: int, seed: int,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Judge a frozen setting on TRACE at natural end: accuracy, length, divergence, ledger, each against strict.
+    """Judge a frozen setting on TRACE: accuracy, length, divergence, ledger, each against strict.
 
-    Accuracy comes with Newcombe's paired interval and McNemar's exact test. Every distinct output is scored once.
+    Outputs may end by themselves; it is said how many did, and how many hit the token limit. Accuracy comes with
+    Newcombe's paired interval and McNemar's exact test. Every distinct output is scored once.
     """
     check_resamples(resamples)
     if (policy is None) == (not sweep):
@@ -85,25 +86,32 @@ def command(
         }
         print_json("audit", payload)
         return
+    shown_row = int(found.quality.exact_share.argmax())
+    row = found.quality.row(shown_row)
     if sweep:
         _print_front(found)
+        click.echo(f"strict matching: {_ends(row['requests'], row['ended_strict'])}")
     else:
-        row = found.quality.row(0)
         columns = {f"all, {requests} requests": row}
         for task, one in found.by_task.items():
             columns[f"{task}, {one.requests[0]}"] = one.row(0)
-        click.echo(f"{grid.policy(0)} against strict matching, natural end")
+        click.echo(f"{grid.policy(0)} against strict matching: {_ends(row['requests'], row['ended'])} "
+                   f"(strict: {row['ended_strict']} and {row['requests'] - row['ended_strict']})")  # fmt: skip
         print_columns(columns, FORMATS)
         if found.scored:
             click.echo(
                 f"McNemar, exact: {row['answers_gained']} answers gained, {row['answers_lost']} lost, "
                 f"p = {row['mcnemar_p']:.3g}; largest ledger of a request {row['regret_spent_max']:.3f} logits"
             )
-    click.echo(f"{found.scored} of {requests} requests have a score, {found.outputs} distinct outputs were scored")
+    click.echo(f"{found.quality.about_scores(shown_row)}; {found.outputs} distinct outputs were scored")
     for task, why in left_out.items():
         note(f"{task} is not scored: {why}")
     if few(found.scored or requests):
         note(few(found.scored or requests))
+
+
+def _ends(outputs: int, ended: int) -> str:
+    return f"{ended} of {outputs} outputs end by themselves, {outputs - ended} at the token limit"
 
 
 def _provenance(trace: Any) -> dict[str, Any]:

@@ -49,7 +49,11 @@ from .quality_options import (
 @click.option("--max-regret-per-token", type=float, help="Limit, in logits.")
 @click.option("--max-divergence", type=float, help="Limit on the share of outputs that differ from strict.")
 @click.option("--max-length-change", type=float, help="Limit on the relative change of length, either way.")
-@click.option("--max-accuracy-drop", type=float, help="Limit on accuracy lost against strict, as a share.")
+@click.option(
+    "--max-accuracy-drop",
+    type=float,
+    help="Limit on accuracy lost against strict, as a share; refused where strict has nothing right to lose.",
+)
 @click.option("--bound", is_flag=True, help="Hold limits with the far end of the 95 % interval, not the value.")
 @click.option("--estimate", metavar="aligned|recorded", help="Allow settings that are not exact, estimated so.")
 @click.option("--table", type=click.Path(path_type=Path), help="Write all candidates with intervals (Parquet).")
@@ -154,6 +158,10 @@ def command(
     print_columns(columns, HEADLINE)
     for fold in made.folds:
         note(f"chosen without {fold['held_out']} requests: B={fold['B']:g} g={fold['g']:g} M={fold['M']:g}")
+    if scorer is not None:
+        for name, side in (("calibration", made.calibration), (judged, made.holdout)):
+            if side is not None:
+                note(f"{name}: {side.about_scores()}")
     if made.left_out:
         note(
             f"{made.left_out} settings are exact here but not on the holdout, and were no candidates; cover it for them"

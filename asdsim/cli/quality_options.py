@@ -100,7 +100,10 @@ def print_columns(columns: dict[str, dict[str, Any]], names: Iterable[str]) -> N
         cells = []
         for column in columns.values():
             value = column.get(name)
-            cells.append(value if isinstance(value, str) else shown(name, value))
+            text = value if isinstance(value, str) else shown(name, value)
+            if name == "accuracy_change" and text != "-" and column.get("strict_right") == 0:
+                text += ", strict has none right"
+            cells.append(text)
         click.echo(f"| {FORMATS[name][0]} | {' | '.join(cells)} |")
 
 

@@ -7,6 +7,7 @@ that was allowed), and exact match for any other task whose requests have a refe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,6 +61,34 @@ def parse_chosen(items: tuple[str, ...]) -> dict[str, str]:
     return chosen
 
 
+@dataclass(frozen=True)
+class TaskScorer:
+    """Scores an output (int32 tokens) of a request (by row); None where it has no score. See :func:`make_scorer`."""
+
+    records: list[RequestRecord]
+    names: list[str | None]
+    decode: Decode
+    timeout: float
+    memory: int
+
+    @property
+    def title(self) -> str:
+        """The scorers in use, in the order of the requests."""
+        return ", ".join(dict.fromkeys(name for name in self.names if name is not None))
+
+    def __call__(self, request: int, tokens: bytes) -> bool | None:
+        """Return the verdict on an output."""
+        from . import exact, gsm8k, humaneval
+
+        name, record = self.names[request], self.records[request]
+        if name is None or record.reference is None:
+            return None
+        text = self.decode(np.frombuffer(tokens, "<i4").tolist())
+        if name == "humaneval":
+            return humaneval.score(text, record.reference, record.prompt_text, timeout=self.timeout, memory=self.memory)
+        return (gsm8k if name == "gsm8k" else exact).score(text, record.reference)
+
+
 def make_scorer(
     records: list[RequestRecord],
     decode: Decode,
@@ -68,8 +97,8 @@ def make_scorer(
     allow_code: bool = False,
     timeout: float = 5.0,
     memory: int = 1 << 30,
-) -> Callable[[int, bytes], bool | None]:
-    """Return a function that scores an output (int32 tokens) of a request (by row); None where it has no score.
+) -> TaskScorer:
+    """Return what scores an output of a request by its task.
 
     Parameters
     ----------
@@ -86,19 +115,9 @@ def make_scorer(
     UsageError
         If programs are to be run and what runs them is not installed.
     """
-    from . import exact, gsm8k, humaneval
+    from . import humaneval
 
     names = [scorer_name(record, chosen or {}, allow_code) for record in records]
     if "humaneval" in names:
         humaneval.check_installed()
-
-    def score(request: int, tokens: bytes) -> bool | None:
-        name, record = names[request], records[request]
-        if name is None or record.reference is None:
-            return None
-        text = decode(np.frombuffer(tokens, "<i4").tolist())
-        if name == "humaneval":
-            return humaneval.score(text, record.reference, record.prompt_text, timeout=timeout, memory=memory)
-        return (gsm8k if name == "gsm8k" else exact).score(text, record.reference)
-
-    return score
+    return TaskScorer(records, names, decode, timeout, memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,29 @@ def test_audit_of_a_policy_and_of_a_grid(capsys, tmp_path, words) -> None:
     assert answer["rows"][0]["accuracy"]["high"] <= 1 and set(answer["by_task"]) == {"gsm8k", "humaneval", "mt-bench"}
     status, out, _ = run(capsys, "audit", HELD, "--sweep", "--resamples", 200)
     assert status == 0 and "front of 18 exact settings" in out
+
+
+def test_a_limit_on_accuracy_is_refused_where_strict_has_nothing_right(capsys, tmp_path, words) -> None:
+    file = tmp_path / "policy.json"
+    asked = ["calibrate", CAL, "-o", file, *AXES, "--resamples", 50, "--max-accuracy-drop", 0.01]
+    status, out, err = run(capsys, *asked)
+    assert status == 2 and not out and not file.exists() and err.count("\n") == 1
+    assert "8 of 24 requests have a score by gsm8k, strict matching has 0 of them right: nothing can be lost" in err
+
+
+def test_audit_and_calibrate_say_what_the_scores_stand_on(capsys, tmp_path, words, monkeypatch) -> None:
+    file = tmp_path / "policy.json"
+    run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50)
+    _, out, _ = run(capsys, "audit", HELD, "--policy", file, "--resamples", 50)
+    assert "strict has none right |" in out and "a drop of accuracy cannot show; " in out
+    ended, cut = map(int, re.search(r"(\d+) of 24 outputs end by themselves, (\d+) at the token limit", out).groups())
+    assert ended + cut == 24 and cut > 0
+    _, out, _ = run(capsys, "audit", HELD, "--sweep", "--resamples", 50)
+    assert "strict matching: " in out and "at the token limit" in out and "a drop of accuracy cannot show" in out
+    monkeypatch.setattr("asdsim.scorers.gsm8k.score", lambda text, reference: True)
+    status, _, err = run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50, "--max-accuracy-drop", 0)
+    assert status == 0
+    assert "calibration: 8 of 24 requests have a score by gsm8k, strict matching has 8 of them right\n" in err
 
 
 def test_audit_refuses_other_models(capsys, tmp_path, words) -> None:

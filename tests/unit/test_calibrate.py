@@ -98,6 +98,11 @@ def test_the_fastest_within_limits_is_chosen(trace) -> None:
         assert GRID.policy(one) == mixed.policy(other)
     with pytest.raises(UsageError, match="needs accuracy_change"):
         choose(quality, Limits(accuracy_drop=0.1))
+    hopeless = judge(trace, GRID, scorer=lambda request, tokens: False if request < 8 else None)
+    with pytest.raises(UsageError, match="8 of 24 requests have a score, strict matching has 0 of them right: nothing"):
+        choose(hopeless, Limits(accuracy_drop=0.1))
+    with pytest.raises(UsageError, match="none of 24 requests has a score"):
+        choose(judge(trace, GRID, scorer=lambda request, tokens: None), Limits(accuracy_drop=0.1))
     relaxed_only = judge(trace, Grid.product(8, 0.5, 2), figures=["mean_acceptance_length", "outputs_differ_share",
                                                                   "regret_per_token"])  # fmt: skip
     with pytest.raises(UsageError, match="none of 1 settings keeps divergence <= 0"):
@@ -198,7 +203,8 @@ def test_audit_scores_every_distinct_output_once(trace) -> None:
         return f"\\boxed{{{len(ids)}}}"
 
     found = audit(trace, GRID, decode, chosen={"gsm8k": "gsm8k"})
-    assert found.outputs == len(calls) and found.scored == 8
+    assert found.outputs == len(calls) and found.scored == 8 and found.quality.scorer == "gsm8k"
+    assert "8 of 24 requests have a score by gsm8k, strict matching has 0" in found.quality.about_scores()
     assert len(set(calls)) == len(calls)
     assert set(found.by_task) == {"gsm8k", "humaneval", "mt-bench"}
     assert np.isnan(found.by_task["mt-bench"].figures["accuracy"].value).all()

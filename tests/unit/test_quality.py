@@ -86,7 +86,20 @@ def test_answers_that_change_are_counted_by_pair(trace) -> None:
     assert (quality.changed.sum(axis=1) == differ).all() and differ.max() == 24
     last = quality.row(len(GRID) - 1)
     assert (last["answers_gained"], last["answers_lost"], last["mcnemar_p"]) == (12, 12, 1.0)
+    assert (last["scored_requests"], last["strict_right"]) == (24, 12)
+    assert quality.about_scores() == "24 of 24 requests have a score, strict matching has 12 of them right"
     assert "speed_up" not in quality.figures  # no cost model, no speed
+
+
+def test_outputs_that_end_by_themselves_are_counted(trace, result, quality) -> None:
+    records = trace.request_records()
+    for n in range(len(GRID)):
+        last = [result.tokens(n, r)[-1] in record.eos_ids for r, record in enumerate(records)]
+        assert quality.ended[n, 0] == sum(last)
+    assert (quality.ended[:, 1] == quality.ended[0, 0]).all()  # B = 0 is strict
+    assert quality.frame()["ended"].to_list() == quality.ended[:, 0].tolist()
+    assert 0 < quality.ended[0, 0] < len(records)  # the token limit cut some
+    assert judge(trace, GRID, off_trace="aligned").ended is None
 
 
 def test_estimates_name_no_outputs_and_parts_stand_on_their_requests(trace) -> None:
