@@ -48,6 +48,7 @@ from asdsim.policy import STRICT
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 MEDUSA_HEADS = 5
+DRAFT_VOCABULARY = 12288
 BLOCK = 7  # DSpark's draft tokens
 MASK_WORD = "<reponame>"  # a token that no text has
 KINDS = ("medusa", "eagle3", "dspark")
@@ -587,8 +588,12 @@ def train(options: argparse.Namespace) -> None:
     began = None
     if options.start is not None:
         began = head_class(options.kind).from_checkpoint(read_checkpoint(str(options.start)), model)
-    kept = None if began is None else began.token_ids
-    answers = Answers(paths, making["taps"], model, kept, size=options.vocabulary, soft=options.soft)
+    kept = None if began is None or options.vocabulary else began.token_ids
+    if began is not None and kept is None and options.kind == "dspark":
+        raise SystemExit("--vocabulary: a DSpark head keeps the draft vocabulary that it started with")
+    answers = Answers(
+        paths, making["taps"], model, kept, size=options.vocabulary or DRAFT_VOCABULARY, soft=options.soft
+    )
     dev = Answers([options.work / "dev.safetensors"], making["taps"], model, answers.token_ids)
     torch.manual_seed(options.seed)
     trainer = make_trainer(options.kind, answers, loaded.tokenizer)
@@ -606,7 +611,10 @@ def train(options: argparse.Namespace) -> None:
     per_epoch = sum(1 for _ in answers.batches(options.tokens, None))
     total, warm = per_epoch * options.epochs, max(1, round(0.04 * per_epoch * options.epochs))
     state_file = options.work / f"train-{options.kind}.pt"
-    settings = [total, size, options.rate, options.seed, options.vocabulary, str(options.start)]
+    settings = [
+        total, size, options.rate, options.seed, options.vocabulary, str(options.start), options.soft, options.decay,
+        options.tokens,
+    ]  # fmt: skip
     begin = 0
     if state_file.exists():
         state = torch.load(state_file, weights_only=True)
@@ -713,7 +721,10 @@ def main() -> None:
     )
     fit.add_argument("--decay", type=float, default=0.05)
     fit.add_argument("--tokens", type=int, default=3072, help="of a batch, padding included")
-    fit.add_argument("--vocabulary", type=int, default=12288, help="tokens that can be drafted")
+    fit.add_argument(
+        "--vocabulary", type=int,
+        help=f"tokens that can be drafted; by default those of --start, {DRAFT_VOCABULARY} without it",
+    )  # fmt: skip
     fit.add_argument("--full", action="store_true", help="store the projection's rows too")
     score = commands.add_parser("evaluate", help="a head on held-out prompts")
     score.add_argument("drafter", help="as for asdsim capture, such as eagle3:PATH")

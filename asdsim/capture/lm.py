@@ -265,15 +265,11 @@ def left_pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch
     return tokens.to(device), mask.to(device), positions.to(device)
 
 
-def logprobs_of(rows: torch.Tensor, tokens: Sequence[int], token_ids: torch.Tensor | None = None) -> Any:
-    """Return float32 log-probabilities (K,) of ``tokens`` under softmax(rows), in nats.
-
-    ``token_ids`` names the columns that are not -inf, where it is known: many -inf take their time.
-    """
+def logprobs_of(rows: torch.Tensor, tokens: Sequence[int]) -> Any:
+    """Return float32 log-probabilities (K,) of ``tokens`` under softmax(rows), in nats."""
     wide = rows.float()
-    reach = wide if token_ids is None else wide.index_select(-1, token_ids)
     index = torch.tensor(list(tokens), dtype=torch.int64, device=rows.device)
-    return (wide.gather(1, index[:, None])[:, 0] - reach.logsumexp(-1)).cpu().numpy()
+    return (wide.gather(1, index[:, None])[:, 0] - wide.logsumexp(-1)).cpu().numpy()
 
 
 @torch.inference_mode()

@@ -31,7 +31,6 @@ from .heads import (
     check_size,
     fill,
     need,
-    over_vocabulary,
     target_shape,
     vocabulary_of,
 )
@@ -319,7 +318,7 @@ class DSpark(Head):
 
         Returns
         -------
-        int64 (batch, count), tensor (batch, count, V), tensor (batch, count) or None
+        int64 (batch, count), tensor (batch, count, V_d), tensor (batch, count) or None
             Tokens, logit rows and confidence logits.
         """
         slots = hidden[:, self.first : self.first + count]
@@ -333,12 +332,10 @@ class DSpark(Head):
             if self.markov_head is not None:
                 change, state = self.markov_head.step(previous[-1], slots[:, k], state)
                 row = row + change
-            best = row.argmax(-1)
-            previous.append(best if self.token_ids is None else self.token_ids[best])
+            previous.append(self.tokens_of(row.argmax(-1)))
             corrected.append(row)
-        logits = over_vocabulary(torch.stack(corrected, 1), self.token_ids, self.vocab_size)
         tokens = torch.stack(previous, 1)
-        return tokens[:, 1:], logits, self.confidence(slots, tokens[:, :-1])
+        return tokens[:, 1:], torch.stack(corrected, 1), self.confidence(slots, tokens[:, :-1])
 
     def blocks(self, anchors: torch.Tensor) -> torch.Tensor:
         """Return block tokens (batch, B) for anchors (batch,)."""

@@ -32,7 +32,6 @@ from .heads import (
     check_size,
     fill,
     need,
-    over_vocabulary,
     target_shape,
     vocabulary_of,
 )
@@ -298,14 +297,12 @@ class Eagle3(Head):
         rows, picked = [], []
         for step in range(steps):
             rows.append(self.logits(x))
-            best = rows[-1].argmax(-1)
-            picked.append(best if self.token_ids is None else self.token_ids[best])
+            picked.append(self.tokens_of(rows[-1].argmax(-1)))
             if step + 1 < steps:
                 mask = torch.cat([mask, mask.new_ones((*mask.shape[:-1], 1))], dim=-1)
                 feature = self.norm(x) if self.norm_output else x
                 x = self(picked[-1], feature, (position + step)[:, None], mask, memory)
-        logits = over_vocabulary(torch.cat(rows, 1), self.token_ids, self.vocab_size)
-        return list(zip(torch.cat(picked, 1).tolist(), logits, strict=True))
+        return list(zip(torch.cat(picked, 1).tolist(), torch.cat(rows, 1), strict=True))
 
 
 def _renamed(checkpoint: Checkpoint) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

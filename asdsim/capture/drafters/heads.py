@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...errors import UsageError
-from ..lm import common_prefix, logprobs_of
+from ..lm import common_prefix
 from ..protocol import Drafter, DrafterSession, ManyProposer, ManyScorer, Proposal, TargetSession
 from .formats import Checkpoint, read_checkpoint
 
@@ -87,8 +87,8 @@ class Head(torch.nn.Module):
 
         Returns
         -------
-        list of int (k,), tensor (k, V)
-            k <= K tokens and their logit rows over the target's vocabulary, -inf for tokens that the head lacks.
+        list of int (k,), tensor (k, V_d)
+            k <= K tokens and their logit rows over what the head can draft; each token is the best of its row.
         """
         raise NotImplementedError
 
@@ -97,6 +97,17 @@ class Head(torch.nn.Module):
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft for unrelated prefixes in one batch, from scratch."""
         raise NotImplementedError
+
+    def tokens_of(self, best: torch.Tensor) -> torch.Tensor:
+        """Return the tokens that columns of a row stand for."""
+        return best if self.token_ids is None else self.token_ids[best]
+
+    def over_vocabulary(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return logit rows (.., V) of the target's vocabulary from rows (.., V_d); -inf for what the head lacks."""
+        if self.token_ids is None:
+            return rows
+        full = rows.new_full((*rows.shape[:-1], self.vocab_size), -torch.inf)
+        return full.index_copy_(-1, self.token_ids, rows)
 
 
 class HeadSession(DrafterSession):
@@ -128,14 +139,14 @@ class HeadSession(DrafterSession):
             self._memory.crop(common_prefix(self._ids, ids))
         tokens, rows = self._head.draft(ids, states, self._memory, num_draft_tokens)
         self._ids = ids
-        return proposal_of(tokens, rows, self._keep_logits, self._head.token_ids)
+        return proposal_of(self._head, tokens, rows, self._keep_logits)
 
 
-def proposal_of(
-    tokens: list[int], rows: torch.Tensor, keep_logits: bool, token_ids: torch.Tensor | None = None
-) -> Proposal:
-    """Return a proposal with log-probabilities over what the head can draft."""
-    return Proposal(tokens, logprobs_of(rows, tokens, token_ids), rows if keep_logits else None)
+def proposal_of(head: Head, tokens: list[int], rows: torch.Tensor, keep_logits: bool) -> Proposal:
+    """Return a proposal with log-probabilities over what the head can draft, from rows (k, V_d)."""
+    wide = rows.float()
+    logprobs = wide.amax(-1) - wide.logsumexp(-1)  # a head drafts greedily: its tokens are the best of their rows
+    return Proposal(tokens, logprobs.cpu().numpy(), head.over_vocabulary(rows) if keep_logits else None)
 
 
 class HeadDrafter(Drafter):
@@ -217,7 +228,7 @@ class HeadBatch:
         if some:
             drafts = head.draft_many([rows[n] for n in some], [states[n] for n in some], num_draft_tokens)
             for n, (tokens, logits) in zip(some, drafts, strict=True):
-                found[n] = proposal_of(tokens, logits, keep, head.token_ids)
+                found[n] = proposal_of(head, tokens, logits, keep)
         return found
 
 
@@ -417,14 +428,6 @@ def _rows(output: Any, token_ids: torch.Tensor) -> torch.nn.Linear:
     if bias is not None:
         part.bias = torch.nn.Parameter(bias.detach()[token_ids.to(weight.device)], requires_grad=False)
     return part
-
-
-def over_vocabulary(rows: torch.Tensor, token_ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
-    """Return logit rows (.., V) from rows (.., V_d) over ``token_ids`` (V_d,); -inf for all other tokens."""
-    if token_ids is None:
-        return rows
-    full = rows.new_full((*rows.shape[:-1], vocab_size), -torch.inf)
-    return full.index_copy_(-1, token_ids, rows)
 
 
 def check_token_ids(checkpoint: Checkpoint, token_ids: torch.Tensor, vocab_size: int) -> None:

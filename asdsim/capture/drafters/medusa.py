@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from .formats import Checkpoint
-from .heads import Borrowed, Head, check_size, check_token_ids, fill, over_vocabulary, target_shape
+from .heads import Borrowed, Head, check_size, check_token_ids, fill, target_shape
 
 NAMES = (
     (re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.linear\.(weight|bias)"), "blocks.{}.{}.{}"),
@@ -97,7 +97,7 @@ class Medusa(Head):
         return fill(head, checkpoint, tensors, target_model)
 
     def logits(self, last: torch.Tensor, count: int) -> torch.Tensor:
-        """Return logit rows (batch, count, V) of the first ``count`` heads from last states (batch, d)."""
+        """Return logit rows (batch, count, V_d) of the first ``count`` heads from last states (batch, d)."""
         hidden = []
         for blocks in self.blocks[:count]:
             h = last
@@ -105,11 +105,10 @@ class Medusa(Head):
                 h = h + functional.silu(block(h))
             hidden.append(h)
         if len(self.outputs) > 1:
-            rows = torch.stack([self.outputs[i](h) for i, h in enumerate(hidden)], 1)
-        else:
-            output = self.outputs[0] if len(self.outputs) else self.borrowed.output
-            rows = output(torch.stack(hidden, 1))
-        return over_vocabulary(rows, self.token_ids, self.vocab_size)
+            return torch.stack([self.outputs[i](h) for i, h in enumerate(hidden)], 1)
+        output = self.outputs[0] if len(self.outputs) else self.borrowed.output
+        rows: torch.Tensor = output(torch.stack(hidden, 1))
+        return rows
 
     def draft(
         self, ids: list[int], states: torch.Tensor, memory: Any, num_draft_tokens: int
@@ -122,7 +121,7 @@ class Medusa(Head):
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft from the last states."""
         rows = self.logits(torch.stack([part[-1] for part in states]), min(num_draft_tokens, len(self.blocks)))
-        return list(zip(rows.argmax(-1).tolist(), rows, strict=True))
+        return list(zip(self.tokens_of(rows.argmax(-1)).tolist(), rows, strict=True))
 
 
 def _renamed(checkpoint: Checkpoint) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
