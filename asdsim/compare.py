@@ -78,7 +78,8 @@ class Comparison:
     Attributes
     ----------
     rows : list of dict
-        One per rule, in the order of acceptance length gain.
+        One per rule, in the order of acceptance length gain, which is over strict; ``predicted_speedup`` is over plain
+        decoding: see :func:`speedup`.
     skipped : dict of str to str
         Rules that cannot run on this trace, and why.
     level : float or None

@@ -38,7 +38,8 @@ def command(
     """Compare acceptance rules on TRACE: each at its published setting, or all at one level of risk.
 
     At a level every rule moves one parameter and the setting with the longest acceptance length within the level is
-    taken. A row is exact where exact is 1; asdsim cover TRACE --rule NAME -p .. makes it so.
+    taken. A row is exact where exact is 1; asdsim cover TRACE --rule NAME -p .. makes it so. The predicted speed-up is
+    over plain decoding, one token per step and no draft (replay, calibrate, audit and timing give it over strict).
     """
     if threads < 0:
         raise UsageError(f"--threads {threads} is negative")
@@ -79,7 +80,7 @@ def print_table(found: Comparison, title: str) -> None:
     from ..plots_compare import name_of
 
     click.echo(f"{title}; a draft token costs {found.draft_cost:.3g} verifications ({found.cost_source})")
-    click.echo("| rule | tokens/step | accepted/step | over strict | 95 % interval | speed-up | regret max | "
+    click.echo("| rule | tokens/step | accepted/step | over strict | 95 % interval | speed-up over plain | regret max | "
                "regret/token | outputs differ | exact |")  # fmt: skip
     click.echo("|---|---|---|---|---|---|---|---|---|---|")
     for row in found.rows:

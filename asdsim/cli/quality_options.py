@@ -19,7 +19,7 @@ FORMATS = {
     "accepted_per_proposal": ("accepted drafts per step", "{:.3f}"),
     "acceptance_length_gain": ("gain in tokens per step (%)", "{:+.1f}"),
     "tokens_per_second": ("tokens per second, predicted", "{:.1f}"),
-    "speed_up": ("speed-up, predicted", "{:.3f}"),
+    "speed_up": ("speed-up over strict, predicted", "{:.3f}"),
     "relaxed_per_token": ("relaxed tokens per token", "{:.4f}"),
     "regret_spent_mean": ("regret per request (logits)", "{:.3f}"),
     "regret_per_token": ("regret per token (logits)", "{:.4f}"),

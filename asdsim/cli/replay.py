@@ -51,7 +51,7 @@ SHORT = {
     metavar="NAME|FILE",
     default="none",
     show_default=True,
-    help="Predict the speed-up from step times: trace (its own), a published name, or a table (CSV, JSON).",
+    help="Predict the speed-up over strict from step times: trace (its own), a published name, or a table (CSV, JSON).",
 )
 @json_option
 @config_option
@@ -189,5 +189,5 @@ def _with_intervals(results: list[Result], shown: pl.DataFrame, cost: CostModel 
     if any("speed_up" in texts[row] for row in order):
         made = ["{:.3f} ({:.3f} - {:.3f})".format(*texts[row]["speed_up"]) if "speed_up" in texts[row] else None
                 for row in order]  # fmt: skip
-        shown = shown.with_columns(pl.Series("predicted speed-up, 95 %", made, dtype=pl.String))
+        shown = shown.with_columns(pl.Series("predicted speed-up over strict, 95 %", made, dtype=pl.String))
     return shown

@@ -81,7 +81,7 @@ def command(
             f"| {name} | {tokens_made} | {steps} | {tokens_made / steps:.3f} | {found.seconds[n].sum():.2f} "
             f"| {found.rates[n]:.2f} |"
         )
-    click.echo(f"measured speed-up {_text(measured)}, drift of the strict runs {100 * found.drift:+.1f} %")
+    click.echo(f"measured speed-up over strict {_text(measured)}, drift of the strict runs {100 * found.drift:+.1f} %")
     off = 100 * (found.predicted_live / measured[0] - 1)
     click.echo(f"predicted from these runs' steps {found.predicted_live:.3f} ({off:+.1f} % off)")
     if predicted is not None:

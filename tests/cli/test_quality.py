@@ -39,7 +39,7 @@ def test_calibrate_freezes_and_judges(capsys, tmp_path) -> None:
     file, table = tmp_path / "policy.json", tmp_path / "table.parquet"
     status, out, err = run(capsys, "calibrate", CAL, "--holdout", HELD, "-o", file, *AXES, "--table", table,
                            "--max-regret-per-token", 0.05)  # fmt: skip
-    assert status == 0 and "| optimism |" in out and "24 requests are few" in err
+    assert status == 0 and "| optimism |" in out and "| speed-up over strict, predicted |" in out and "24 requests are few" in err
     assert "no limit" not in err and "no holdout" not in err
     record = json.loads(file.read_text())
     assert record["calibration"]["figures"]["regret_per_token"][0] <= 0.05 and record["candidates"] == 18
@@ -175,7 +175,7 @@ def test_replay_shows_intervals_beside_means(capsys) -> None:
     _, out, _ = run(capsys, "replay", CAL, *AXES, "--off-trace", "pooled")
     assert "95 %" not in out  # averages over draws have no interval of this kind
     _, out, _ = run(capsys, "replay", CAL, *AXES, "--cost", "h20-deepseek-v4-flash")
-    assert "predicted speed-up, 95 %" in out and out.count("1.000 (1.000 - 1.000)") == 6  # B = 0 is strict
+    assert "predicted speed-up over strict, 95 %" in out and out.count("1.000 (1.000 - 1.000)") == 6  # B = 0 is strict
     wide = ["--B", "0:8:.5", "--g", ".1:1:.1", "--M", "1,2"]
     _, out, _ = run(capsys, "replay", CAL, *wide)
     assert out.count("\n") == 26 and "tokens/step, 95 %" in out
