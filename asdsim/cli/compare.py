@@ -80,8 +80,8 @@ def print_table(found: Comparison, title: str) -> None:
     from ..plots_compare import name_of
 
     click.echo(f"{title}; a draft token costs {found.draft_cost:.3g} verifications ({found.cost_source})")
-    click.echo("| rule | tokens/step | accepted/step | over strict | 95 % interval | speed-up over plain | regret max | "
-               "regret/token | outputs differ | exact |")  # fmt: skip
+    click.echo("| rule | tokens/step | accepted/step | over strict | 95 % interval | speed-up over plain "
+               "| regret max | regret/token | outputs differ | exact |")  # fmt: skip
     click.echo("|---|---|---|---|---|---|---|---|---|---|")
     for row in found.rows:
         if row["mean_acceptance_length"] is None:

@@ -128,7 +128,8 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
     shown = _with_intervals(results, shown, cost)
     with pl.Config(
         tbl_rows=MAX_ROWS, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True,
-        float_precision=3, tbl_width_chars=230 if exact else 190, tbl_formatting="ASCII_MARKDOWN",
+        float_precision=3, tbl_width_chars=230 if exact or cost else 190, tbl_formatting="ASCII_MARKDOWN",
+        fmt_str_lengths=60,
     ):  # fmt: skip
         click.echo(str(shown.with_columns(plain)))
     if len(frame) > MAX_ROWS:

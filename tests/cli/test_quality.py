@@ -39,7 +39,8 @@ def test_calibrate_freezes_and_judges(capsys, tmp_path) -> None:
     file, table = tmp_path / "policy.json", tmp_path / "table.parquet"
     status, out, err = run(capsys, "calibrate", CAL, "--holdout", HELD, "-o", file, *AXES, "--table", table,
                            "--max-regret-per-token", 0.05)  # fmt: skip
-    assert status == 0 and "| optimism |" in out and "| speed-up over strict, predicted |" in out and "24 requests are few" in err
+    assert status == 0 and "| optimism |" in out and "24 requests are few" in err
+    assert "| speed-up over strict, predicted |" in out
     assert "no limit" not in err and "no holdout" not in err
     record = json.loads(file.read_text())
     assert record["calibration"]["figures"]["regret_per_token"][0] <= 0.05 and record["candidates"] == 18

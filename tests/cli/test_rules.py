@@ -116,7 +116,8 @@ def test_compare_published_and_matched(capsys: pytest.CaptureFixture[str], trace
                            "asd,mars,fuzzy,medusa")[1])  # fmt: skip
     assert all(row["regret_max"] <= 1.0 for row in found["rows"])
     status, text, err = run(capsys, "compare", trace, "--draft-cost", 0.1, "-o", tmp_path)
-    assert status == 0 and "| speed-up over plain |" in text and "| asd B=8 g=0.25 M=2 |" in text and (tmp_path / "compare.svg").exists()
+    assert "| over strict | 95 % interval | speed-up over plain |" in text
+    assert status == 0 and "| asd B=8 g=0.25 M=2 |" in text and (tmp_path / "compare.svg").exists()
     assert "asd does not win" in text or "asd has the longest" in text
     assert "a greedy trace cannot tell" in err
 
