@@ -10,13 +10,14 @@ one, and there it commits another token. Everything else about a walk that leave
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from . import metrics, stats
 from .errors import TraceError, UsageError, unknown_name
 from .estimate import DRAWS, pooled_graph
 from .policy import Grid, rule_grids
@@ -36,7 +37,6 @@ PUBLISHED = (8.0, 0.25, 2.0)
 
 ASD_LADDER = tuple(round(0.25 * n, 2) for n in range(129))
 REFINE = 24
-RESAMPLES = 2000
 FIGURES = ("mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "predicted_speedup")
 
 Floats = npt.NDArray[np.float64]
@@ -88,6 +88,9 @@ class Comparison:
     draft_cost : float
         Seconds of one draft token, in target verifications.
     cost_source : str
+    off_trace : str
+        Under ``stop`` each rule stands on the requests that never left the trace: no fair sample, and not the same one
+        for every rule.
     """
 
     rows: list[dict[str, Any]]
@@ -95,6 +98,7 @@ class Comparison:
     level: float | None
     draft_cost: float
     cost_source: str
+    off_trace: str = "pooled"
     skipped: dict[str, str] = field(default_factory=dict)
 
 
@@ -182,9 +186,11 @@ def compare(
     device: str = "auto",
     threads: int = 0,
     seed: int = 0,
-    resamples: int = RESAMPLES,
+    resamples: int = stats.RESAMPLES,
 ) -> Comparison:
     """Compare rules on one trace.
+
+    ``truncate`` has no published setting: at every level it takes part with the K that is predicted to be fastest.
 
     Parameters
     ----------
@@ -202,7 +208,7 @@ def compare(
         What happens at prefixes that were not captured; all but ``stop`` are estimates where ``exact_share`` is below
         1.
     seed, resamples : int
-        Of the bootstrap over requests.
+        Of the bootstrap over requests, that of :mod:`asdsim.stats`.
 
     Raises
     ------
@@ -222,7 +228,7 @@ def compare(
     cost = draft_cost if draft_cost is not None else draft_cost_of(trace)
     bench = Bench(trace, off_trace, device, threads)
     base = bench.measure(rule_grids("strict")[0])
-    found = Comparison([], risk, level, cost, source)
+    found = Comparison([], risk, level, cost, source, off_trace)
     chosen: list[tuple[str, Measured]] = []
     for name in dict.fromkeys(rules):
         try:
@@ -278,12 +284,7 @@ def _row(
     resamples: int,
 ) -> dict[str, Any]:  # fmt: skip
     keep = one.exact[0] if off_trace == "stop" else np.ones_like(one.exact[0])
-    part = [array[0][keep] for array in (one.tokens, one.steps, base.tokens, base.steps)]
-    tokens, steps, base_tokens, base_steps = part
-
-    def gain(tok: Floats, stp: Floats, tok0: Floats, stp0: Floats, axis: int = -1) -> Floats:
-        return np.asarray((tok.sum(axis) / stp.sum(axis)) / (tok0.sum(axis) / stp0.sum(axis)) - 1.0)
-
+    tokens, steps = one.tokens[0][keep], one.steps[0][keep]
     row: dict[str, Any] = {
         "rule": name,
         "parameters": _parameters(name, one.grid),
@@ -292,13 +293,12 @@ def _row(
         "sampled": name != "asd" and get_rule(name).sampled,
     }
     if not len(tokens) or not steps.sum():
-        none = dict.fromkeys((*FIGURES, *RISKS, "gain_low", "gain_high", "interval", "against_asd", "against_asd_low",
+        none = dict.fromkeys((*FIGURES, *RISKS, "gain_low", "gain_high", "against_asd", "against_asd_low",
                               "against_asd_high"))  # fmt: skip
         return {**row, **none}
     row["mean_acceptance_length"] = float(tokens.sum() / steps.sum())
     row["accepted_per_proposal"] = float(one.accepted[0][keep].sum() / steps.sum())
-    row["acceptance_length_gain"] = float(gain(*part))
-    row["gain_low"], row["gain_high"], row["interval"] = interval(part, gain, seed, resamples)
+    row["acceptance_length_gain"], row["gain_low"], row["gain_high"] = gain(one, base, keep, seed, resamples)
     row["predicted_speedup"] = float(tokens.sum() / (steps.sum() + cost * one.drafted[0][keep].sum()))
     kept = Measured(
         one.grid, one.steps[:, keep], one.tokens[:, keep], one.accepted[:, keep], one.spent[:, keep],
@@ -310,10 +310,8 @@ def _row(
     row.update(against_asd=None, against_asd_low=None, against_asd_high=None)
     if asd is not None and name != "asd":
         both = keep & (asd.exact[0] if off_trace == "stop" else True)
-        against = [array[0][both] for array in (one.tokens, one.steps, asd.tokens, asd.steps)]
         if both.any():
-            row["against_asd"] = float(gain(*against))
-            row["against_asd_low"], row["against_asd_high"], _ = interval(against, gain, seed, resamples)
+            row["against_asd"], row["against_asd_low"], row["against_asd_high"] = gain(one, asd, both, seed, resamples)
     return row
 
 
@@ -323,34 +321,20 @@ def _parameters(name: str, grid: Grid) -> dict[str, Any]:
     return dict(grid.params[0]) if grid.params else {}
 
 
-def interval(
-    data: Sequence[Floats], statistic: Any, seed: int, resamples: int
-) -> tuple[float | None, float | None, str]:
-    """Return a 95 % interval over requests: BCa, or percentiles where BCa does not apply, and which of them.
+def gain(
+    one: Measured, other: Measured, keep: npt.NDArray[np.bool_], seed: int, resamples: int
+) -> tuple[float, float | None, float | None]:
+    """Return the relative gain in acceptance length over another setting, with the ends of its 95 % interval.
 
-    BCa needs at least three requests, and a jackknife and resamples that vary.
+    Figure, draws and interval are those of :func:`asdsim.quality.judge`, so that equal walks have equal intervals there
+    and here. ``keep`` says which requests count; fewer than two give no interval.
     """
-    from scipy.stats import bootstrap
-
-    if len(data[0]) < 2:
-        return None, None, "none"
-    point = statistic(*data)
-    draws = np.random.default_rng(seed).integers(len(data[0]), size=(resamples, len(data[0])))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        values = statistic(*(array[draws] for array in data))
-    values = values[np.isfinite(values)]
-    if not len(values) or np.ptp(values) == 0.0:
-        return float(point), float(point), "constant"
-    if len(data[0]) >= 3:
-        import warnings
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = bootstrap(
-                tuple(data), statistic, n_resamples=resamples, paired=True, vectorized=True, method="BCa",
-                random_state=np.random.default_rng(seed), batch=500,
-            ).confidence_interval  # fmt: skip
-        if np.isfinite(found.low) and np.isfinite(found.high):
-            return float(found.low), float(found.high), "BCa"
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(low), float(high), "percentile"
+    columns: Mapping[str, Floats] = {
+        "tokens": one.tokens[0], "steps": one.steps[0],
+        "tokens_strict": other.tokens[0], "steps_strict": other.steps[0],
+    }  # fmt: skip
+    weights = stats.resample_weights(len(keep), resamples, seed)
+    sums = stats.Resampled({name: values * keep for name, values in columns.items()}, weights, kept=keep.sum())
+    found = sums.interval(metrics.FIGURES["acceptance_length_gain"].formula)
+    low, high = (None if np.isnan(end[0]) else float(end[0]) for end in (found.low, found.high))
+    return float(found.value[0]), low, high

@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from .plots import GREY, LINES, styled
+from .rules import get_rule
 
 
-def compared_rules(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+def compared_rules(rows: Sequence[Mapping[str, Any]], title: str, off_trace: str = "pooled") -> Figure:
     """Draw the gain in acceptance length of every rule over strict, with intervals over requests.
 
     Parameters
@@ -20,6 +21,8 @@ def compared_rules(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
         As in :class:`asdsim.compare.Comparison`; ``strict``, ``truncate`` and rows without a gain are left out.
     title : str
         What the rules were matched at.
+    off_trace : str
+        What happened at prefixes that were not captured.
     """
     shown = [row for row in rows if row["acceptance_length_gain"] is not None][::-1]
     shown = [row for row in shown if row["rule"] not in ("strict", "truncate")]
@@ -44,16 +47,19 @@ def compared_rules(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
         axes.set_title(title, loc="left")
         axes.grid(visible=True, axis="x", color="#dddddd")
         axes.grid(visible=False, axis="y")
-        words = {True: "exact", False: "estimate: some walks left the captured steps"}
+        left = "some walks left the captured steps"
+        words = {True: "exact", False: f"no fair sample: {left}, and do not count" if off_trace == "stop" else
+                 f"estimate: {left}"}  # fmt: skip
         figure.legend([kinds[key] for key in kinds], [words[key] for key in kinds], loc="outside lower left")
     return figure
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """Return a rule with the parameters that matter, in short."""
+    """Return a rule with the parameters that matter, in short; a value that stands for a formula as that formula."""
     hidden = {"begin", "end", "seed"}
+    known = {} if row["rule"] == "asd" else {one.name: one for one in get_rule(row["rule"]).parameters}
     parts = [
-        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
+        f"{name}={known[name].shown(value) if name in known else f'{value:.3g}'}"
         for name, value in row["parameters"].items()
         if name not in hidden
     ]

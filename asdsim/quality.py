@@ -113,12 +113,11 @@ class Quality:
         if self.scored is None:
             return "no request has a score, so accuracy says nothing"
         number, right = self.scored[setting].tolist()
+        have = "has" if number == 1 else "have"
         by = f" by {self.scorer}" if self.scorer else ""
         if not number:
             return f"none of {self.requests[setting]} requests has a score{by}, so accuracy says nothing"
-        text = (
-            f"{number} of {self.requests[setting]} requests have a score{by}, strict matching has {right} of them right"
-        )
+        text = f"{number} of {self.requests[setting]} requests {have} a score{by}, strict matching has {right} right"
         return text if right else f"{text}: nothing can be lost, so a drop of accuracy cannot show"
 
     def frame(self) -> pl.DataFrame:

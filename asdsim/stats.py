@@ -228,8 +228,17 @@ def mcnemar(only_new: int, only_old: int) -> float:
     return 1.0 if changed == 0 else float(binomtest(only_new, changed, 0.5).pvalue)
 
 
-def few(requests: int) -> str:
-    """Say that an interval stands on few requests; empty where it does not."""
-    if requests >= FEW:
+def few(*requests: int) -> str:
+    """Say that intervals stand on few requests, or that there is none; empty where they stand on enough.
+
+    Parameters
+    ----------
+    *requests : int
+        Requests that each figure stands on. One on fewer than two has no interval.
+    """
+    least = min((number for number in requests if number > 1), default=0)
+    if not least:
+        return f"{'1 request gives' if any(requests) else 'no request is left, which gives'} no interval"
+    if least >= FEW:
         return ""
-    return f"{requests} requests are few: the 95 % intervals are wide for that reason, and their level is approximate"
+    return f"{least} requests are few: the 95 % intervals are wide for that reason, and their level is approximate"

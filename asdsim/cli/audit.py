@@ -106,8 +106,8 @@ def command(
     click.echo(f"{found.quality.about_scores(shown_row)}; {found.outputs} distinct outputs were scored")
     for task, why in left_out.items():
         note(f"{task} is not scored: {why}")
-    if few(found.scored or requests):
-        note(few(found.scored or requests))
+    if text := few(requests, found.scored):
+        note(text)
 
 
 def _ends(outputs: int, ended: int) -> str:

@@ -172,9 +172,8 @@ def command(
         note("no limit was given: this is the fastest setting, whatever it costs")
     if estimate:
         note(f"settings that are not exact were allowed: their figures are estimates ({estimate})")
-    fewest = min(int(side.requests[0]) for side in (made.calibration, made.holdout) if side is not None)
-    if few(fewest):
-        note(few(fewest))
+    if text := few(*(int(side.requests[0]) for side in (made.calibration, made.holdout) if side is not None)):
+        note(text)
 
 
 def _scorer(

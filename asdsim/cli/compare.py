@@ -38,8 +38,9 @@ def command(
     """Compare acceptance rules on TRACE: each at its published setting, or all at one level of risk.
 
     At a level every rule moves one parameter and the setting with the longest acceptance length within the level is
-    taken. A row is exact where exact is 1; asdsim cover TRACE --rule NAME -p .. makes it so. The predicted speed-up is
-    over plain decoding, one token per step and no draft (replay, calibrate, audit and timing give it over strict).
+    taken; truncate, which has no published setting, is shown at the K that is predicted to be fastest. A row is exact
+    where exact is 1; asdsim cover TRACE --rule NAME -p .. makes it so. The predicted speed-up is over plain decoding,
+    one token per step and no draft (replay, calibrate, audit and timing give it over strict).
     """
     if threads < 0:
         raise UsageError(f"--threads {threads} is negative")
@@ -63,7 +64,7 @@ def command(
 
         words = f"asdsim compare {trace}" + ("" if level is None else f" --risk {risk} --level {level:g}")
         record = plots.provenance(f"{words} -o {output}", source={"trace": str(trace)})
-        for path in plots.save(compared_rules(found.rows, f"Rules at {title}"), output / "compare", record,
+        for path in plots.save(compared_rules(found.rows, f"Rules at {title}", off_trace), output / "compare", record,
                                {"rows": found.rows}):  # fmt: skip
             note(f"wrote {path}")
     if as_json:
@@ -78,6 +79,7 @@ def command(
 def print_table(found: Comparison, title: str) -> None:
     """Print the rows, a verdict on ASD, and what the figures may be taken for."""
     from ..plots_compare import name_of
+    from ..stats import few
 
     click.echo(f"{title}; a draft token costs {found.draft_cost:.3g} verifications ({found.cost_source})")
     click.echo("| rule | tokens/step | accepted/step | over strict | 95 % interval | speed-up over plain "
@@ -97,15 +99,19 @@ def print_table(found: Comparison, title: str) -> None:
         click.echo(text)
     for name, reason in found.skipped.items():
         note(f"{name} left out: {reason}")
-    partly = [row["rule"] for row in found.rows if row["exact_share"] < 1.0]
-    if partly:
-        note(f"estimates, since walks left the captured steps: {', '.join(partly)}")
+    if any(row["rule"] == "truncate" for row in found.rows):
+        note("truncate has no published K: it is shown at the one with the highest predicted speed-up over plain")
+    partly = [row for row in found.rows if row["exact_share"] < 1.0]
+    if partly and found.off_trace == "stop":
+        note("these stand on the requests that never left the trace, no fair sample, and each on its own: "
+             + ", ".join(f"{row['rule']} {row['requests']}" for row in partly))  # fmt: skip
+    elif partly:
+        note(f"estimates, since walks left the captured steps: {', '.join(row['rule'] for row in partly)}")
     sampled = [row["rule"] for row in found.rows if row["sampled"]]
     if sampled:
         note(f"{', '.join(sampled)}: a greedy trace cannot tell what sampling under them would give; see asdsim rules")
-    few = max((row["requests"] for row in found.rows), default=0)
-    if few < 30:
-        note(f"{few} requests are few: the intervals are wide for that reason")
+    if text := few(*(row["requests"] for row in found.rows)):
+        note(text)
 
 
 def _interval(low: float | None, high: float | None) -> str:
@@ -121,11 +127,18 @@ def verdict(found: Comparison) -> list[str]:
     best = max(known, key=lambda row: row["mean_acceptance_length"])
     what = "at this level" if found.level is not None else "at published settings, which differ in risk"
     if best is asd:
-        return [f"asd has the longest acceptance length {what}"]
+        lines = [f"asd has the longest acceptance length {what}"]
+        return lines + _doubt(found, known)
     lines = [f"asd does not win {what}: {best['rule']} is {100 * best['against_asd']:+.1f} % longer "
              f"({_interval(best['against_asd_low'], best['against_asd_high'])})"]  # fmt: skip
     ahead = [row["rule"] for row in known if row is not asd and (row["against_asd_low"] or 0.0) > 0.0]
     lines.append(f"ahead of asd by their own 95 % interval: {', '.join(ahead) or 'none'}")
-    if best["exact_share"] < 1.0 or asd["exact_share"] < 1.0:
-        lines.append("by estimate: cover the trace for both settings before believing it")
-    return lines
+    return lines + _doubt(found, [best, asd])
+
+
+def _doubt(found: Comparison, rows: list[dict[str, Any]]) -> list[str]:
+    """Say what a verdict that stands on some rows stands on, where it is not exact."""
+    if all(row["exact_share"] == 1.0 for row in rows):
+        return []
+    how = "on requests that are no fair sample" if found.off_trace == "stop" else "by estimate"
+    return [f"{how}: cover the trace for these settings before believing it"]

@@ -145,8 +145,8 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
         note(f"{partly} of {len(frame)} settings have exact < 1: {meaning}")
     from ..stats import few
 
-    if "tokens/step, 95 %" in shown.columns and few(min(shown["requests"].to_list())):
-        note(few(min(shown["requests"].to_list())))
+    if "tokens/step, 95 %" in shown.columns and (text := few(*shown["requests"].to_list())):
+        note(text)
 
 
 INTERVALS = {"tokens/step": "mean_acceptance_length", "regret mean": "regret_spent_mean"}

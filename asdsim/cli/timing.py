@@ -89,8 +89,8 @@ def command(
         click.echo(f"predicted from the replay of the trace {_text(predicted)}, natural end ({off:+.1f} % off)")
     for problem in found.problems:
         note(problem)
-    if few(found.requests):
-        note(few(found.requests))
+    if text := few(found.requests):
+        note(text)
     return 1 if found.problems else 0
 
 

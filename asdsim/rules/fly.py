@@ -25,7 +25,7 @@ RULE = Rule(
     accepts="entropy of the top 3 >= h and the next W tokens of the block all match",
     parameters=(
         Parameter("h", 0.3, "smallest entropy of the three best tokens renormalised, in nats"),
-        Parameter("W", 0.0, "window; 0: min(6, K-1)", whole=True),
+        Parameter("W", 0.0, "window; 0: min(6, K-1)", whole=True, zero="min(6,K-1)"),
     ),
     score=score,
     limit=lambda params: at_least(float(params["h"])),

@@ -21,7 +21,7 @@ RULE = Rule(
     accepts="p(x) > min(eps, alpha exp(-H))",
     parameters=(
         Parameter("eps", 0.09, "probability that is always enough", high=1.0),
-        Parameter("alpha", 0.0, "share of exp(-H) that is enough; 0: sqrt(eps)", high=1.0),
+        Parameter("alpha", 0.0, "share of exp(-H) that is enough; 0: sqrt(eps)", high=1.0, zero="sqrt(eps)"),
     ),
     score=score,
     limit=lambda params: above(float(params["eps"])),

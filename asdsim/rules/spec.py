@@ -76,7 +76,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: its published default and the range that it may take."""
+    """One parameter: its published default, the range that it may take, and what 0 stands for if not for itself."""
 
     name: str
     default: Value
@@ -87,6 +87,13 @@ class Parameter:
     open_high: bool = False
     whole: bool = False
     choices: tuple[str, ...] = ()
+    zero: str = ""
+
+    def shown(self, value: Value) -> str:
+        """Return a value as people read it."""
+        if self.zero and value == 0:
+            return self.zero
+        return f"{value:.3g}" if isinstance(value, float) else str(value)
 
     @property
     def range(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,22 @@ def test_compare_published_and_matched(capsys: pytest.CaptureFixture[str], trace
     assert "| over strict | 95 % interval | speed-up over plain |" in text
     assert status == 0 and "| asd B=8 g=0.25 M=2 |" in text and (tmp_path / "compare.svg").exists()
     assert "asd does not win" in text or "asd has the longest" in text
-    assert "a greedy trace cannot tell" in err
+    assert "a greedy trace cannot tell" in err and "estimates, since walks left" in err
+    assert "| medusa eps=0.09 alpha=sqrt(eps) |" in text and "| fly h=0.3 W=min(6,K-1) |" in text
+    assert re.search(r"\| truncate K=\d \|", text) and "truncate has no published K: it is shown at the one with" in err
+    assert rows["medusa"]["parameters"]["alpha"] == rows["fly"]["parameters"]["W"] == 0.0  # as -p takes them
+
+
+def test_compare_says_that_requests_which_stayed_are_no_fair_sample(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
+) -> None:
+    words = ("compare", trace, "--draft-cost", 0.1, "--off-trace", "stop", "--rules", "strict,asd,mars")
+    status, text, err = run(capsys, *words, "-o", tmp_path)
+    assert status == 0 and "estimate" not in text + err and "on requests that are no fair sample: cover" in text
+    rows = {row["rule"]: row for row in json.loads((tmp_path / "compare.json").read_text())["data"]["rows"]}
+    assert rows["asd"]["requests"] < 8 == rows["strict"]["requests"]
+    noted = next(line for line in err.splitlines() if "no fair sample" in line)
+    assert f"asd {rows['asd']['requests']}" in noted and "strict" not in noted
 
 
 @pytest.mark.parametrize(

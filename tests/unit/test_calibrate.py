@@ -99,7 +99,7 @@ def test_the_fastest_within_limits_is_chosen(trace) -> None:
     with pytest.raises(UsageError, match="needs accuracy_change"):
         choose(quality, Limits(accuracy_drop=0.1))
     hopeless = judge(trace, GRID, scorer=lambda request, tokens: False if request < 8 else None)
-    with pytest.raises(UsageError, match="8 of 24 requests have a score, strict matching has 0 of them right: nothing"):
+    with pytest.raises(UsageError, match="8 of 24 requests have a score, strict matching has 0 right: nothing"):
         choose(hopeless, Limits(accuracy_drop=0.1))
     with pytest.raises(UsageError, match="none of 24 requests has a score"):
         choose(judge(trace, GRID, scorer=lambda request, tokens: None), Limits(accuracy_drop=0.1))

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asdsim.compare import ASD_LADDER, Bench, Measured, compare, interval, knob_grid, speedup
+from asdsim.compare import ASD_LADDER, PUBLISHED, Bench, Measured, compare, gain, knob_grid, speedup
 from asdsim.policy import STRICT, Grid, rule_grids
+from asdsim.quality import judge
 from asdsim.trace.graph import build_graph, edge_tokens_of
 from asdsim.trace.reader import read_trace
 from asdsim.walk.request import RELAXED
@@ -70,20 +71,26 @@ def test_predicted_speed() -> None:
     assert speedup(made, 0.0).tolist() == [4.0]
 
 
-def gain(tokens: Any, steps: Any, tokens0: Any, steps0: Any, axis: int = -1) -> Any:
-    return tokens.sum(axis) / steps.sum(axis) / (tokens0.sum(axis) / steps0.sum(axis)) - 1.0
+def test_intervals_are_those_of_calibrate(stored: Any) -> None:
+    found = compare(stored, ["asd", "strict"], draft_cost=0.1, off_trace="stop", resamples=300, seed=4)
+    row = next(row for row in found.rows if row["rule"] == "asd")
+    assert 2 <= row["requests"] < 8  # some walks left the trace
+    there = judge(stored, Grid.product(*PUBLISHED), resamples=300, seed=4).row(0)
+    assert there["requests"] == row["requests"]
+    assert there["acceptance_length_gain"] == [row["acceptance_length_gain"], row["gain_low"], row["gain_high"]]
+    strict = next(row for row in found.rows if row["rule"] == "strict")
+    assert strict["gain_low"] == strict["gain_high"] == strict["acceptance_length_gain"] == 0.0
 
 
-def test_intervals_and_where_bca_does_not_apply() -> None:
-    rng = np.random.default_rng(0)
-    steps = rng.integers(5, 20, 40).astype(float)
-    data = [steps * rng.uniform(3, 5, 40), steps, steps * 3.0, steps]
-    low, high, kind = interval(data, gain, 0, 500)
-    assert kind == "BCa" and low is not None and high is not None and low < gain(*data) < high
-    assert interval(data, gain, 0, 500) == (low, high, kind)
-    assert interval([steps, steps, steps, steps], gain, 0, 100) == (0.0, 0.0, "constant")
-    assert interval([part[:1] for part in data], gain, 0, 100) == (None, None, "none")
-    assert interval([part[:2] for part in data], gain, 0, 100)[2] == "percentile"
+def test_gain_of_one_request_has_no_interval(stored: Any) -> None:
+    bench = Bench(stored)
+    one, base = bench.measure(Grid.product(*PUBLISHED)), bench.measure(rule_grids("strict")[0])
+    keep = np.arange(8) == 3
+    value, low, high = gain(one, base, keep, 0, 100)
+    length = one.tokens[0, 3] / one.steps[0, 3]
+    assert value == pytest.approx(length / (base.tokens[0, 3] / base.steps[0, 3]) - 1) and low is None and high is None
+    value, low, high = gain(one, base, ~keep, 0, 500)
+    assert low is not None and high is not None and low < value < high
 
 
 def test_a_seed_repeats_and_a_rule_that_cannot_run_is_named(tmp_path: Path) -> None:

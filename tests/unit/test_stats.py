@@ -94,4 +94,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
         stats.resample_weights(5, 1)
     with pytest.raises(UsageError, match="no request"):
         stats.resample_weights(0)
-    assert "24 requests are few" in stats.few(24) and stats.few(30) == ""
+    assert "24 requests are few" in stats.few(24) and stats.few(30) == stats.few(30, 0, 40) == ""
+    assert "5 requests are few" in stats.few(30, 5, 1, 0)  # figures without an interval have none that is wide
+    assert stats.few(1) == stats.few(0, 1) == "1 request gives no interval"
+    assert stats.few(0) == stats.few() == "no request is left, which gives no interval"
