@@ -428,8 +428,14 @@ def replay_grid_breakpoints(
 
     if grid.layout.rule != "asd":
         raise UsageError(f"rule {grid.layout.rule} has no budget, so no breakpoints in it")
+    if off_trace == "pooled":
+        raise UsageError(
+            "no breakpoints in B under off-trace mode pooled: its figures are averages over many random continuations, "
+            "and no one B decides them",
+            fix=f"take {', '.join(OFF_TRACE)}, or name the budgets to replay in place of exact",
+        )
     if off_trace not in OFF_TRACE:
-        raise unknown_name("off-trace mode of breakpoints", str(off_trace), list(OFF_TRACE))
+        raise unknown_name("off-trace mode", str(off_trace), list(OFF_TRACE))
     chosen = choose_device(device)
     if chosen == "reference":
         raise UsageError("the reference walk finds no breakpoints", fix="use --device cpu or cuda")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from .common import config_option, json_option, note, print_json
+from .common import TracePath, config_option, json_option, note, print_json
 from .quality_options import (
     FORMATS,
     bootstrap_options,
@@ -23,7 +23,7 @@ from .quality_options import (
 
 
 @click.command("audit")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @click.option("--policy", type=click.Path(path_type=Path), help="File that asdsim calibrate wrote.")
 @click.option("--sweep", is_flag=True, help="Judge every covered setting, and print the speed-against-accuracy front.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write all settings with intervals (Parquet).")

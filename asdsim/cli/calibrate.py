@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import UsageError
-from .common import config_option, json_option, note, print_json, progress_bar
+from .common import TracePath, config_option, json_option, note, print_json, progress_bar
 from .quality_options import (
     bootstrap_options,
     check_resamples,
@@ -23,8 +23,8 @@ from .quality_options import (
 
 
 @click.command("calibrate")
-@click.argument("calibration", metavar="CAL", type=click.Path(path_type=Path))
-@click.option("--holdout", type=click.Path(path_type=Path), help="Trace of other prompts to judge the setting on.")
+@click.argument("calibration", metavar="CAL", type=TracePath())
+@click.option("--holdout", type=TracePath(), help="Trace of other prompts to judge the setting on.")
 @click.option(
     "--split",
     type=int,

@@ -19,6 +19,32 @@ SCHEMA_VERSION = 1
 """Of what ``--json`` prints."""
 
 
+class TracePath(click.Path):
+    """A trace directory that is there, looked for while the command line is read: no other error may hide a wrong path.
+
+    Parameters
+    ----------
+    files : bool
+        Whether a file may stand in its place.
+    """
+
+    def __init__(self, files: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.files = files
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; refuse one that leads nowhere."""
+        path = Path(str(super().convert(value, param, ctx)))
+        if self.files and not path.exists():
+            fix = "give a file or a trace directory"
+            raise UsageError("cannot read it: no such file or directory", where=str(path), fix=fix)
+        if not self.files and not (path / "manifest.json").exists():
+            from ..trace.reader import load_manifest
+
+            load_manifest(path)  # says what is missing
+        return path
+
+
 def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
     if value is None:
         return None
@@ -28,6 +54,11 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
         raise UsageError(f"cannot read it: {error.strerror}", where=str(value)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"not valid TOML: {error}", where=str(value)) from None
+    from . import COMMANDS
+
+    for key, item in table.items():
+        if isinstance(item, dict) and key not in COMMANDS:
+            raise UsageError(f"{value}: {unknown_name('table', key, list(COMMANDS))}")
     section = table.get(ctx.info_name or "", {})
     if not isinstance(section, dict):
         raise UsageError(f"{ctx.info_name!r} is not a table", where=str(value), fix=f"write [{ctx.info_name}]")
@@ -43,6 +74,8 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
         name = key.replace("-", "_")
         if name not in known:
             raise UsageError(f"{value}: {unknown_name('key', key, list(known))}")
+        if isinstance(item, dict):
+            raise UsageError(f"key {key!r} is a table", where=str(value), fix=f"write {key} = VALUE")
         parameter = known[name]
         if getattr(parameter, "multiple", False):
             item = item if isinstance(item, list) else [item]
@@ -57,7 +90,8 @@ def config_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--config FILE``: a TOML file whose keys are flags; flags given on the command line win."""
     return click.option(
         "--config", type=click.Path(path_type=Path), callback=_load_config, is_eager=True, expose_value=False,
-        help="TOML file with defaults for these flags; a table named after the command may hold them.",
+        help="TOML file with defaults for these flags; a table named after the command may hold them, one of another "
+        "command is passed over.",
     )(function)  # fmt: skip
 
 

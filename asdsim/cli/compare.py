@@ -9,14 +9,14 @@ import click
 from click.core import ParameterSource
 
 from ..errors import UsageError
-from .common import config_option, json_option, note, print_json
+from .common import TracePath, config_option, json_option, note, print_json
 
 if TYPE_CHECKING:
     from ..compare import Comparison
 
 
 @click.command("compare")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @click.option("--rules", "names", metavar="LIST", show_default="all", help="Rules to compare, by comma.")
 @click.option("--level", type=float, help="Match rules at this risk; without it each at its published setting.")
 @click.option("--risk", default="regret_max", show_default=True,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
-from .common import json_option, note, print_json, rule_options
+from .common import TracePath, json_option, note, print_json, rule_options
 
 if TYPE_CHECKING:
     from ..policy import Grid
@@ -18,7 +18,7 @@ NOT_REPLAYABLE = "a regret sample, not replayable: it holds first rejections wit
 
 
 @click.command("convert")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=TracePath(files=True))
 @click.option("--from", "kind", default="auto", show_default=True,
               metavar="auto|acceptance|asd-calibration|specdecode-bench", help="Format of a SOURCE file.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .jsonl, or .parquet for regrets.")

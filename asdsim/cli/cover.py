@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
-from .common import config_option, json_option, note, print_json, progress_bar, rule_options
+from .common import TracePath, config_option, json_option, note, print_json, progress_bar, rule_options
 
 if TYPE_CHECKING:
     from ..policy import Grid
 
 
 @click.command("cover")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @rule_options()
 @click.option("--max-steps", type=int, help="Compute at most so many steps, those that most settings want first.")
 @click.option("--max-minutes", type=float, help="Stop after so many minutes.")

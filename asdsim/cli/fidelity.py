@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from .common import config_option, json_option, note, print_json
+from .common import TracePath, config_option, json_option, note, print_json
 
 SHORT = {
     "mean_acceptance_length": "tokens/step",
@@ -17,7 +17,7 @@ SHORT = {
 
 
 @click.command("fidelity")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @click.option("--B", "B", metavar="LIST", help="Budgets; without --B, --g, --M every covered grid is taken.")
 @click.option("--g", "g", metavar="LIST", help="Gates.")
 @click.option("--M", "M", metavar="LIST", help="Caps.")

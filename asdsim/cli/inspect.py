@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from .common import config_option, json_option, print_json
+from .common import TracePath, config_option, json_option, print_json
 
 
 @click.command("inspect")
-@click.argument("trace", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("trace", metavar="DIR", type=TracePath())
 @click.option("--no-checksums", is_flag=True, help="Skip the SHA-256 of the shards; all else is still checked.")
 @json_option
 @config_option

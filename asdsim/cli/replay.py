@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import config_option, json_option, note, print_json, progress_bar, rule_options
+from .common import TracePath, config_option, json_option, note, print_json, progress_bar, rule_options
 from .quality_options import cost_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SHORT = {
 
 
 @click.command("replay")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @rule_options(exact=True)
 @click.option("--off-trace", default="stop", show_default=True, metavar="stop|aligned|recorded|pooled",
               help="At a prefix that was not captured: drop the request (exact), or estimate.")  # fmt: skip
@@ -66,7 +66,7 @@ def command(
     estimate; asdsim fidelity says how far off these are.
 
     --B exact finds every budget at which some decision changes, for each g and M; a row then holds from its B up to
-    below the next one.
+    below the next one, and rows are shown by B.
     """
     from ..errors import UsageError
 
@@ -123,8 +123,11 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
     ]
     if exact:  # all digits: the very float decides
         plain += [pl.col(name).map_elements(repr, return_dtype=pl.String).alias(name) for name in ("B", "B to")]
-    best = [pl.col("exact") == 1.0, pl.col("tokens/step")]
-    shown = frame if len(frame) <= MAX_ROWS else frame.sort(best, descending=True, nulls_last=True).head(MAX_ROWS)
+    if exact or len(frame) <= MAX_ROWS:  # thresholds are a list: by B, for each g and M
+        shown = frame.head(MAX_ROWS)
+    else:
+        best = [pl.col("exact") == 1.0, pl.col("tokens/step")]
+        shown = frame.sort(best, descending=True, nulls_last=True).head(MAX_ROWS)
     shown = _with_intervals(results, shown, cost)
     with pl.Config(
         tbl_rows=MAX_ROWS, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True,
@@ -133,8 +136,11 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
     ):  # fmt: skip
         click.echo(str(shown.with_columns(plain)))
     if len(frame) > MAX_ROWS:
-        note(f"{MAX_ROWS} of {len(frame)} settings shown, exact and longest first; -o FILE.parquet or --json for all")
+        order = "by B for each g and M" if exact else "exact and longest first"
+        note(f"{MAX_ROWS} of {len(frame)} settings shown, {order}; -o FILE.parquet or --json for all")
     partly = int((frame["exact"] < 1.0).sum())
+    if exact:
+        note(f"{len(frame) - partly} of {len(frame)} rows are exact")
     if partly:
         meaning = {
             "stop": "they stand on the requests that never left the trace, no fair sample",

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from .common import config_option, json_option, note, print_json, progress_bar
+from .common import TracePath, config_option, json_option, note, print_json, progress_bar
 from .quality_options import bootstrap_options, check_resamples, cost_of, cost_option
 
 
 @click.command("timing")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @click.option("--policy", type=click.Path(path_type=Path), required=True, help="File that asdsim calibrate wrote.")
 @click.option("--limit", default=8, show_default=True, help="Requests: the first ones of the trace.")
 @click.option("--tokens", type=int, help="Tokens to generate for each.  [default: the trace's limit]")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import UsageError
-from .common import config_option, json_option, note, print_json, progress_bar, rule_options
+from .common import TracePath, config_option, json_option, note, print_json, progress_bar, rule_options
 
 if TYPE_CHECKING:
     from ..policy import Grid
 
 
 @click.command("verify")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @rule_options(required=False)
 @click.option("--sample", type=int, help="Draw so many (request, setting) pairs instead of all.")
 @click.option("--seed", default=0, show_default=True, help="Of the draw.")

@@ -62,6 +62,16 @@ def test_replay_table_says_what_is_not_exact(capsys, trace):
         )
 
 
+def test_breakpoints_are_shown_by_B_with_the_number_that_is_exact(capsys):
+    words = ["replay", "traces/smollm2-layerskip", "--B", "exact:1", "--g", ".25", "--M", "2"]
+    rows = json.loads(run(capsys, *words, "--json")[1])["rows"]
+    status, out, err = run(capsys, *words)
+    shown = [float(line.split("|")[1]) for line in out.splitlines()[2:]]
+    assert status == 0 and len(rows) > 24 and shown == [row["B"] for row in rows[:24]]
+    exact = sum(row["exact_share"] == 1 for row in rows)
+    assert f"{exact} of {len(rows)} rows are exact" in err and f"24 of {len(rows)} settings shown, by B" in err
+
+
 def test_a_config_file_lies_under_the_flags(capsys, trace, tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text('B = [0, 1]\ng = ".5"\n[replay]\nM = 2\n')
@@ -71,6 +81,37 @@ def test_a_config_file_lies_under_the_flags(capsys, trace, tmp_path):
     assert [row["B"] for row in rows] == [3]
     file.write_text("Budget = 3\n")
     assert "unknown key 'Budget'" in run(capsys, "replay", trace, "--config", file)[2]
+    file.write_text("[cover]\nbatch = 4\n[replay]\nB = 1\ng = 0.5\nM = 2\n")
+    assert run(capsys, "replay", trace, "--config", file)[0] == 0  # a table of another command is no mistake
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[repaly]\nB = 1\n", "unknown table 'repaly' (did you mean 'replay'?"),
+        ("[replay]\noff-trce = 'stop'\n", "unknown key 'off-trce' (did you mean 'off_trace'?"),
+        ("devise = 'cpu'\n", "unknown key 'devise' (did you mean 'device'?"),
+        ("[replay.B]\nfrom = 1\n", "key 'B' is a table (write B = VALUE)"),
+    ],
+)
+def test_a_misspelt_table_or_key_of_a_config_is_named(capsys, trace, tmp_path, text, message):
+    file = tmp_path / "grid.toml"
+    file.write_text(text)
+    status, out, err = run(capsys, "replay", trace, *AXES, "--config", file)
+    assert status == 2 and not out and err.count("\n") == 1 and message in err and str(file) in err
+
+
+@pytest.mark.parametrize(
+    "command", ["audit", "calibrate", "compare", "cover", "fidelity", "replay", "timing", "verify"]
+)
+def test_no_missing_option_hides_a_wrong_path(capsys, tmp_path, command):
+    where = tmp_path / "nowhere"
+    for given in ([], ["--M", "1"]):
+        if command in ("audit", "compare", "timing") and given:
+            continue
+        status, out, err = run(capsys, command, where, *given)
+        assert status == 2 and not out and f"{where}: no such directory" in err
+    assert "manifest.json: not a trace" in run(capsys, command, tmp_path)[2]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +128,10 @@ def test_a_config_file_lies_under_the_flags(capsys, trace, tmp_path):
         (["replay", "TRACE", "--B", "1", "--g", "1", "--M", "1.5"], "M=1.5 is not a whole number"),
         (["replay", "TRACE", "--B", "0:inf:1", "--g", "1", "--M", "1"], "never ends"),
         (["replay", "nowhere", *AXES], "nowhere"),
+        (
+            ["replay", "TRACE", "--B", "exact", "--g", "1", "--M", "1", "--off-trace", "pooled"],
+            "take stop, aligned, rec",
+        ),
         (["replay", "TRACE", *AXES, "-o", "x.csv"], "ends in .parquet"),
         (["replay", "TRACE", *AXES, "--threads", "-1"], "negative"),
         (["verify", "TRACE", "--B", "1"], "belong together"),

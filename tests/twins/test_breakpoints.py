@@ -182,7 +182,7 @@ def test_what_is_too_much_is_said() -> None:
     whole = breakpoints_of(graph, PAIRS, 2, "paper")
     assert all(np.array_equal(a, b) for a, b in zip(chunked, whole, strict=True))
     for change, message in (
-        ({"off_trace": "pooled"}, "off-trace mode of breakpoints"),
+        ({"off_trace": "pooled"}, "no breakpoints in B under off-trace mode pooled"),
         ({"device": "reference"}, "the reference walk finds no breakpoints"),
         ({"upper": -1.0}, "negative"),
     ):
