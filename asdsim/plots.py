@@ -3,7 +3,7 @@
 Nothing here touches pyplot, so no display, backend or global figure list is involved. Colours are those of Okabe and
 Ito (bars and lines) and cividis (maps): told apart by people with any colour vision, and, by lightness, markers and
 line style, in grey print. Rows that are not exact (``exact_share`` below 1) are hatched in maps and bars, drawn with
-open markers in lines, and named in the legend.
+open markers in lines, and named in the legend; in maps, means over only the requests that stayed are grey.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ LINES = ("#000000", "#0072B2", "#D55E00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D")
 DASHES = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 GREY = "#767676"
+NO_COLOUR = "#E4E4E4"
 LENGTHS = ("mean_acceptance_length", "accepted_per_proposal")
 
 STYLE: dict[str, Any] = {
@@ -79,6 +80,7 @@ OFF_TRACE_NOTE = {
     "stop": "not exact; only the requests that stayed on captured steps",
     "aligned": "estimate; requests that left the captured steps go on at the nearest one",
     "recorded": "estimate; requests that left the captured steps go on with the next one",
+    "pooled": "estimate; requests that left the captured steps go on at ones drawn at random",
 }
 
 
@@ -377,6 +379,9 @@ def _cumulative(sample: npt.NDArray[np.float64], most: int = 400) -> tuple[Any, 
 def acceptance_heatmap(frame: pl.DataFrame) -> Figure:
     """Draw mean acceptance length over B (across) and g (up), one panel per M; cells that are not exact are hatched.
 
+    A mean over only the requests that stayed on the captured steps is another quantity than its neighbours: such a cell
+    is grey, and no part of the colour scale.
+
     Parameters
     ----------
     frame : polars.DataFrame
@@ -397,7 +402,11 @@ def acceptance_heatmap(frame: pl.DataFrame) -> Figure:
             "no setting of this table has a length to show", fix="replay with --off-trace aligned, or cover"
         )
     budgets, gates, caps = (sorted({row[name] for row in rows}) for name in ("B", "g", "M"))
-    norm = Normalize(min(lengths), max(max(lengths), min(lengths) + 1e-9))
+    whole = [
+        row["mean_acceptance_length"] for row in rows if _finite(row["mean_acceptance_length"]) and not _partial(row)
+    ]
+    scale = whole or lengths
+    norm = Normalize(min(scale), max(max(scale), min(scale) + 1e-9))
     across = min(len(caps), 3)
     down = math.ceil(len(caps) / across)
     # Numbers go into the cells while they can be read; a panel grows with its grid up to the width of a page.
@@ -425,17 +434,23 @@ def acceptance_heatmap(frame: pl.DataFrame) -> Figure:
                 axes.set_xlabel("budget B (logits per request)")
                 axes.tick_params(labelbottom=True)
         assert image is not None
-        bar = figure.colorbar(image, ax=panels, pad=0.02, shrink=0.9)
-        bar.set_label("tokens per step")
+        if whole:
+            bar = figure.colorbar(image, ax=panels, pad=0.02, shrink=0.9)
+            bar.set_label("tokens per step")
+            bar.ax.yaxis.set_major_locator(MaxNLocator(6))
         figure.suptitle(
             "Mean acceptance length (tokens per step, bonus token included)", x=0.01, ha="left", fontsize=11
         )
-        bar.ax.yaxis.set_major_locator(MaxNLocator(6))
         handles: list[Patch] = []
-        meaning = _note([row for row in rows if _finite(row["mean_acceptance_length"])])
-        if meaning:
-            meaning += " (per cent of all)" if readable and "stop" in frame["off_trace"].to_list() else ""
-            handles.append(Patch(facecolor="#CCCCCC", edgecolor="black", hatch="////", label=meaning))
+        drawn = [row for row in rows if _finite(row["mean_acceptance_length"])]
+        if any(map(_partial, drawn)):
+            meaning = f"{OFF_TRACE_NOTE['stop']}: no fair sample, so no colour" + (
+                " (per cent of all)" if readable else ""
+            )
+            handles.append(Patch(facecolor=NO_COLOUR, edgecolor=GREY, hatch="////", linewidth=0, label=meaning))
+        estimated = _note([row for row in drawn if not _partial(row)])
+        if estimated:
+            handles.append(Patch(facecolor="white", edgecolor="black", hatch="////", label=estimated))
         if any(not _finite(row["mean_acceptance_length"]) for row in rows):
             handles.append(
                 Patch(
@@ -448,6 +463,11 @@ def acceptance_heatmap(frame: pl.DataFrame) -> Figure:
         if handles:
             figure.legend(handles=handles, loc="outside lower left", ncols=1, handlelength=2.6, handleheight=1.4)
     return figure
+
+
+def _partial(row: Mapping[str, Any]) -> bool:
+    """Tell whether the figures of a row stand on only the requests that stayed on the captured steps."""
+    return bool(row["off_trace"] == "stop" and row["exact_share"] < 1)
 
 
 def _panel(
@@ -464,39 +484,43 @@ def _panel(
     for row in rows:
         at = gates.index(row["g"]), budgets.index(row["B"])
         shares[at] = row["exact_share"]
-        at_stop[at] = row["off_trace"] == "stop" and row["exact_share"] < 1
+        at_stop[at] = _partial(row)
         if _finite(row["mean_acceptance_length"]):
             values[at] = row["mean_acceptance_length"]
     asked = {(gates.index(row["g"]), budgets.index(row["B"])) for row in rows}
-    image = axes.imshow(values, origin="lower", aspect="auto", cmap="cividis", norm=norm, interpolation="nearest")
-    inexact = [at for at in sorted(asked) if shares[at] < 1 and np.isfinite(values[at])]
+    coloured = np.where(at_stop, np.nan, values)
+    image = axes.imshow(coloured, origin="lower", aspect="auto", cmap="cividis", norm=norm, interpolation="nearest")
+    partial = [at for at in sorted(asked) if at_stop[at] and np.isfinite(values[at])]
+    inexact = [at for at in sorted(asked) if shares[at] < 1 and np.isfinite(coloured[at])]
     dark = [at for at in inexact if _is_dark(norm(values[at]))]
     light = [at for at in inexact if at not in set(dark)]
     absent = [at for at in sorted(asked) if not np.isfinite(values[at])]
     looks: tuple[tuple[list[tuple[int, int]], dict[str, Any]], ...] = (
-        (dark, {"edgecolor": "white", "hatch": "////", "alpha": 0.6}),
-        (light, {"edgecolor": "black", "hatch": "////", "alpha": 0.6}),
-        (absent, {"edgecolor": GREY, "hatch": "xx", "alpha": 1.0}),
+        (partial, {"facecolor": NO_COLOUR, "edgecolor": GREY, "hatch": "////"}),
+        (dark, {"facecolor": "none", "edgecolor": "white", "hatch": "////", "alpha": 0.6}),
+        (light, {"facecolor": "none", "edgecolor": "black", "hatch": "////", "alpha": 0.6}),
+        (absent, {"facecolor": "none", "edgecolor": GREY, "hatch": "xx", "alpha": 1.0}),
     )
     for cells, look in looks:
         if cells:
             boxes = [Rectangle((col - 0.5, line - 0.5), 1, 1) for line, col in cells]
-            axes.add_collection(PatchCollection(boxes, facecolor="none", linewidth=0, **look))
+            axes.add_collection(PatchCollection(boxes, linewidth=0, **look))
     if readable:
         for line, col in sorted(asked):
             if not np.isfinite(values[line, col]):
                 continue
-            back = matplotlib.colormaps["cividis"](norm(values[line, col]))
+            grey = at_stop[line, col]
+            back = NO_COLOUR if grey else matplotlib.colormaps["cividis"](norm(values[line, col]))
             box = {"facecolor": back, "edgecolor": "none", "pad": 1.2} if shares[line, col] < 1 else None
             axes.text(
                 col,
                 line,
-                f"{values[line, col]:.2f}" + (f"\n{100 * shares[line, col]:.0f} %" if at_stop[line, col] else ""),
+                f"{values[line, col]:.2f}" + (f"\n{100 * shares[line, col]:.0f} %" if grey else ""),
                 ha="center",
                 va="center",
-                fontsize=7 if at_stop[line, col] else 8,
+                fontsize=7 if grey else 8,
                 linespacing=1.0,
-                color="white" if _is_dark(norm(values[line, col])) else "black",
+                color="white" if not grey and _is_dark(norm(values[line, col])) else "black",
                 bbox=box,
             )
     for axis, ticks in ((axes.xaxis, budgets), (axes.yaxis, gates)):

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 from matplotlib.collections import PatchCollection
+from matplotlib.colors import to_hex
 
 from asdsim import plots
 from asdsim.errors import AsdsimError, UsageError
@@ -112,13 +113,16 @@ def test_a_position_that_no_step_reaches_has_no_rate() -> None:
 def test_heatmap_places_settings_and_hatches_what_is_not_exact(frame: pl.DataFrame) -> None:
     figure = plots.acceptance_heatmap(frame)
     axes = figure.axes[0]
-    assert axes.images[0].get_array().tolist() == [[2.0, 2.5], [2.0, 3.125]]  # g upwards, B to the right
+    # g upwards, B to the right; a mean over the requests that stayed has no colour and is no part of the scale
+    assert axes.images[0].get_array().tolist() == [[2.0, 2.5], [2.0, None]]
+    assert axes.images[0].get_clim() == (2.0, 2.5)
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "2"]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["0.25", "0.5"]
     (hatched,) = [item for item in axes.collections if isinstance(item, PatchCollection)]
     (box,) = [path.get_extents().extents.tolist() for path in hatched.get_paths()]
-    assert box == [0.5, 0.5, 1.5, 1.5]
-    assert legend(figure)[0] == plots.OFF_TRACE_NOTE["stop"] + " (per cent of all)"
+    assert box == [0.5, 0.5, 1.5, 1.5] and hatched.get_hatch()
+    assert to_hex(hatched.get_facecolor()[0]) == plots.NO_COLOUR.lower()
+    assert legend(figure)[0] == plots.OFF_TRACE_NOTE["stop"] + ": no fair sample, so no colour (per cent of all)"
     assert sorted(text.get_text() for text in axes.texts) == ["2.00", "2.00", "2.50", "3.12\n75 %"]
 
 
@@ -128,6 +132,14 @@ def test_heatmap_has_a_panel_per_cap_and_says_what_an_estimate_is() -> None:
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles[:3] == ["M = 1 per block", "M = 2 per block", "no cap (M = inf)"]
     assert legend(figure)[0] == plots.OFF_TRACE_NOTE["recorded"]
+    assert figure.axes[0].images[0].get_array().tolist() == [[1.5, 1.5]]  # estimates keep their colour
+
+
+def test_heatmap_without_a_whole_row_has_no_colours() -> None:
+    figure = plots.acceptance_heatmap(pl.DataFrame([row(B, 1, 1, [1, 1], exact=0.5) for B in (1, 2)]))
+    (axes,) = figure.axes  # no colour bar
+    assert axes.images[0].get_array().tolist() == [[None, None]]
+    assert [text.get_text() for text in axes.texts] == ["1.50\n50 %"] * 2
 
 
 def test_heatmap_without_a_figure_in_a_cell() -> None:
