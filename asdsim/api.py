@@ -228,10 +228,13 @@ class Result:
         return judge(self.trace, self.grid, off_trace=self.off_trace, device=self.device, graph=self.graph, **options)
 
     def write(self, path: str | Path, provenance: dict[str, Any] | None = None) -> None:
-        """Write the rows to Parquet, whole or not at all; ``provenance`` goes into the file's metadata."""
-        from .trace.writer import write_table
+        """Write the rows to Parquet, whole or not at all; ``provenance`` goes into the file's metadata.
 
-        write_table(self.frame().to_arrow(), Path(path), {"asdsim": {**self.provenance(), **(provenance or {})}})
+        A name in ``.csv`` gives CSV, which holds no provenance; see :func:`asdsim.trace.writer.write_frame`.
+        """
+        from .trace.writer import write_frame
+
+        write_frame(self.frame(), Path(path), {"asdsim": {**self.provenance(), **(provenance or {})}})
 
     def provenance(self) -> dict[str, Any]:
         """Return what the rows were made from."""
@@ -253,6 +256,13 @@ class Result:
         from . import plots
 
         return plots.acceptance_heatmap(self.frame(), **options)
+
+    def __repr__(self) -> str:
+        exact = int((self.columns["exact_share"] == 1.0).sum())
+        return (
+            f"Result({len(self)} settings of {self.grid.layout.rule} on {self.graph.num_requests} requests of "
+            f"{self.trace.path}, {exact} exact, off_trace={self.off_trace!r})"
+        )
 
     def _repr_html_(self) -> str:
         return str(self.frame()._repr_html_())
@@ -459,14 +469,14 @@ def replay_grid_breakpoints(
 
 
 def write_results(results: list[Result], path: str | Path) -> None:
-    """Write the rows of several results to one Parquet file."""
+    """Write the rows of several results to one Parquet or CSV file, as :meth:`Result.write` does."""
     import polars as pl
 
-    from .trace.writer import write_table
+    from .trace.writer import write_frame
 
-    table = pl.concat([result.frame() for result in results]).to_arrow()
+    table = pl.concat([result.frame() for result in results])
     record = {**results[0].provenance(), "settings": sum(map(len, results))}
-    write_table(table, Path(path), {"asdsim": record})
+    write_frame(table, Path(path), {"asdsim": record})
 
 
 def _pooled_figures(

@@ -47,6 +47,10 @@ class Outputs:
     strict: npt.NDArray[np.int32]
     grid: Grid
 
+    def __repr__(self) -> str:
+        distinct = sum(map(len, self.tokens))
+        return f"Outputs({distinct} distinct of {len(self.request_ids)} requests under {len(self.grid)} settings)"
+
     def first_differences(self) -> list[list[int]]:
         """Return, per request and output, the first generated token that differs from strict; -1 where none does.
 

@@ -87,6 +87,10 @@ class Quality:
     def __len__(self) -> int:
         return len(self.grid)
 
+    def __repr__(self) -> str:
+        exact = int((self.exact_share == 1.0).sum())
+        return f"Quality({len(self.figures)} figures of {len(self)} settings, {exact} exact)"
+
     def row(self, setting: int) -> dict[str, Any]:
         """Return one setting as plain numbers: every figure as (value, low, high), None where there is none."""
         found: dict[str, Any] = {

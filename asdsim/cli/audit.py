@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, json_option, note, print_json
+from .common import TracePath, check_table, config_option, json_option, note, print_json
 from .quality_options import (
     FORMATS,
     bootstrap_options,
@@ -26,7 +26,9 @@ from .quality_options import (
 @click.argument("trace", type=TracePath())
 @click.option("--policy", type=click.Path(path_type=Path), help="File that asdsim calibrate wrote.")
 @click.option("--sweep", is_flag=True, help="Judge every covered setting, and print the speed-against-accuracy front.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write all settings with intervals (Parquet).")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write all settings with intervals: .parquet or .csv."
+)
 @cost_option
 @scoring_options
 @bootstrap_options
@@ -43,6 +45,7 @@ def command(
     Newcombe's paired interval and McNemar's exact test. Every distinct output is scored once.
     """
     check_resamples(resamples)
+    check_table(output)
     if (policy is None) == (not sweep):
         raise UsageError("give --policy FILE or --sweep", fix="one of them")
     if not timeout > 0 or memory < 64:
@@ -68,9 +71,9 @@ def command(
         seed=seed,
     )  # fmt: skip
     if output is not None:
-        from ..trace.writer import write_table
+        from ..trace.writer import write_frame
 
-        write_table(found.quality.frame().to_arrow(), output, {"asdsim": _provenance(source)})
+        write_frame(found.quality.frame(), output, {"asdsim": _provenance(source)})
         note(f"wrote {len(found.quality)} settings to {output}")
     left_out = _unscored(source, chosen, allow_code)
     requests = len(source.request_ids())

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import UsageError
-from .common import TracePath, config_option, json_option, note, print_json, progress_bar
+from .common import TracePath, check_table, config_option, json_option, note, print_json, progress_bar
 from .quality_options import (
     bootstrap_options,
     check_resamples,
@@ -56,7 +56,7 @@ from .quality_options import (
 )
 @click.option("--bound", is_flag=True, help="Hold limits with the far end of the 95 % interval, not the value.")
 @click.option("--estimate", metavar="aligned|recorded", help="Allow settings that are not exact, estimated so.")
-@click.option("--table", type=click.Path(path_type=Path), help="Write all candidates with intervals (Parquet).")
+@click.option("--table", type=click.Path(path_type=Path), help="Write all candidates with intervals: .parquet or .csv.")
 @cost_option
 @scoring_options
 @bootstrap_options
@@ -75,6 +75,7 @@ def command(
     where it was chosen. A holdout that shares prompts with CAL is refused.
     """
     check_resamples(resamples)
+    check_table(table)
     if estimate is not None and estimate not in ("aligned", "recorded"):
         raise UsageError(f"--estimate {estimate!r} is neither aligned nor recorded")
     if not 0 < quantile < 1:
@@ -125,10 +126,10 @@ def command(
     record = policy_record(made, trace, other, model)
     write_policy(record, output)
     if table is not None and made.table is not None:
-        from ..trace.writer import write_table
+        from ..trace.writer import write_frame
 
-        write_table(
-            made.table.frame().to_arrow(),
+        write_frame(
+            made.table.frame(),
             table,
             {"asdsim": {"trace": str(calibration), "manifest_checksum": trace.manifest.checksum}},
         )

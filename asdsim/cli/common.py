@@ -216,6 +216,18 @@ def _grids(
     return [Grid.product(B, g, M, semantics, regret=regret, value=value, ledger=ledger, gate=not no_gate)]
 
 
+def check_table(path: Path | None) -> None:
+    """Refuse a name of a table to write that tells no format.
+
+    Raises
+    ------
+    UsageError
+        If its ending is neither .parquet nor .csv.
+    """
+    if path is not None and path.suffix not in (".parquet", ".csv"):
+        raise UsageError(f"cannot tell the format of {path}", fix="name a file that ends in .parquet or .csv")
+
+
 def print_json(command: str, payload: dict[str, Any]) -> None:
     """Print one machine-readable object; NaN has no place in JSON and becomes null, an infinity ``"inf"``."""
     click.echo(json.dumps(_plain({"schema_version": SCHEMA_VERSION, "command": command, **payload}), allow_nan=False))

@@ -130,7 +130,7 @@ def read_sweep(path: Path) -> tuple[pl.DataFrame, dict[str, Any]]:
 
     from ..errors import UsageError
 
-    fix = "give a table that `asdsim replay -o` wrote, or a trace directory"
+    fix = "give a .parquet table that `asdsim replay -o` wrote, or a trace directory"
     try:
         table = pq.read_table(path)
         made_from = json.loads((table.schema.metadata or {}).get(b"asdsim", b"{}"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import TracePath, config_option, json_option, note, print_json, progress_bar, rule_options
+from .common import TracePath, check_table, config_option, json_option, note, print_json, progress_bar, rule_options
 from .quality_options import cost_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,12 @@ SHORT = {
               help="At a prefix that was not captured: drop the request (exact), or estimate.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|reference")
 @click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the rows to this Parquet file.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write the rows to this file: .parquet (with their origin, for asdsim plot) or .csv.",
+)
 @click.option(
     "--intervals",
     is_flag=True,
@@ -72,8 +77,7 @@ def command(
 
     if threads < 0:
         raise UsageError(f"--threads {threads} is negative")
-    if output is not None and output.suffix != ".parquet":
-        raise UsageError(f"cannot tell the format of {output}", fix="name a file that ends in .parquet")
+    check_table(output)
     if output is not None and not output.parent.is_dir():
         raise UsageError("no such directory", where=str(output.parent))
     from .. import api
@@ -137,7 +141,7 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
         click.echo(str(shown.with_columns(plain)))
     if len(frame) > MAX_ROWS:
         order = "by B for each g and M" if exact else "exact and longest first"
-        note(f"{MAX_ROWS} of {len(frame)} settings shown, {order}; -o FILE.parquet or --json for all")
+        note(f"{MAX_ROWS} of {len(frame)} settings shown, {order}; -o FILE or --json for all")
     partly = int((frame["exact"] < 1.0).sum())
     if exact:
         note(f"{len(frame) - partly} of {len(frame)} rows are exact")

@@ -26,35 +26,57 @@ ASD: dict[str, Any] = {
 
 
 @click.command("rules")
+@click.argument("name", required=False)
 @json_option
-def command(as_json: bool) -> None:
-    """List the acceptance rules: when they accept, parameters with published defaults, sources, needed columns."""
-    from ..rules import NAMES, get_rule
+def command(name: str | None, as_json: bool) -> None:
+    """List the acceptance rules, or describe the one called NAME: when it accepts, parameters, sources, needed columns.
 
-    rows = [ASD]
-    for name in NAMES:
-        rule = get_rule(name)
-        rows.append(
-            {
-                "name": name, "title": rule.title, "source": rule.source, "accepts": rule.accepts,
-                "parameters": [
-                    {"name": one.name, "default": one.default, "range": one.range, "meaning": one.meaning}
-                    for one in rule.parameters
-                ],
-                "needs": list(rule.needs), "sampled": rule.sampled, "knob": rule.knob or None, "note": rule.note,
-            }
-        )  # fmt: skip
+    A default is the published setting, or ours where the source says so.
+    """
+    from ..errors import unknown_name
+    from ..rules import NAMES
+
+    if name is not None and name not in ("asd", *NAMES):
+        raise unknown_name("rule", name, ["asd", *NAMES])
+    rows = [_row(one) for one in ("asd", *NAMES) if name in (None, one)]
     if as_json:
         print_json("rules", {"rows": rows})
         return
     for row in rows:
-        click.echo(f"{row['name']}: {row['title']}{' (sampled)' if row['sampled'] else ''}")
-        click.echo(f"  accepts a mismatch x when: {row['accepts']}")
-        for one in row["parameters"]:
-            value = f"{one['default']:g}" if isinstance(one["default"], float) else one["default"]
-            click.echo(f"  {one['name']} = {value}, {one['range']}: {one['meaning']}")
-        click.echo(f"  source: {row['source']}")
-        if row["needs"]:
-            click.echo(f"  needs: {', '.join(row['needs'])}")
-        if row["note"]:
-            click.echo(f"  note: {row['note']}")
+        _print(row, whole=name is not None)
+
+
+def _row(name: str) -> dict[str, Any]:
+    if name == "asd":
+        return ASD
+    from ..rules import get_rule
+
+    rule = get_rule(name)
+    return {
+        "name": name, "title": rule.title, "source": rule.source, "accepts": rule.accepts,
+        "parameters": [
+            {"name": one.name, "default": one.default, "range": one.range, "meaning": one.meaning}
+            for one in rule.parameters
+        ],
+        "needs": list(rule.needs), "sampled": rule.sampled, "knob": rule.knob or None, "note": rule.note,
+    }  # fmt: skip
+
+
+def _print(row: dict[str, Any], whole: bool) -> None:
+    """Print a rule; a ``whole`` description adds its setting in one line and what a comparison moves."""
+    click.echo(f"{row['name']}: {row['title']}{' (sampled)' if row['sampled'] else ''}")
+    click.echo(f"  accepts a mismatch x when: {row['accepts']}")
+    setting = []
+    for one in row["parameters"]:
+        value = f"{one['default']:g}" if isinstance(one["default"], float) else one["default"]
+        setting.append(f"{one['name']}={value}")
+        click.echo(f"  {one['name']} = {value}, {one['range']}: {one['meaning']}")
+    if whole and setting:
+        click.echo(f"  default setting, published unless the source says otherwise: {' '.join(setting)}")
+    click.echo(f"  source: {row['source']}")
+    if whole and row["knob"]:
+        click.echo(f"  at a level of risk, compare moves: {row['knob']}")
+    if row["needs"]:
+        click.echo(f"  needs: {', '.join(row['needs'])}")
+    if row["note"]:
+        click.echo(f"  note: {row['note']}")

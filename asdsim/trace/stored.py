@@ -48,6 +48,9 @@ class Trace:
     _origin: dict[str, Origin] = field(default_factory=dict, repr=False)
     _columns: dict[tuple[str, str], Array] = field(default_factory=dict, repr=False)
 
+    def __repr__(self) -> str:
+        return f"Trace({str(self.path)!r}: {self.requests.num_rows} requests, {self.steps.num_rows} steps)"
+
     def column(self, table: str, name: str) -> Array:
         """Return one column as a read-only numpy array.
 

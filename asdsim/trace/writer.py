@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,6 +29,9 @@ from .reader import Trace, build_trace, load_manifest, read_shard, read_trace
 from .records import RequestRecord, StepRecord
 from .schema import TABLES, parquet_options
 from .tables import pack, positions_table, requests_table, steps_table
+
+if TYPE_CHECKING:
+    import polars as pl
 
 FLUSH_SECONDS = 10.0
 FLUSH_ROWS = 1 << 18
@@ -447,6 +450,35 @@ def write_table(table: pa.Table, file: Path, metadata: dict[str, Any]) -> None:
     with _os_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, memoryview(sink.getvalue()))
+
+
+def write_frame(frame: pl.DataFrame, file: Path, metadata: dict[str, Any]) -> None:
+    """Write a data frame by the ending of its name, whole or not at all.
+
+    Parameters
+    ----------
+    frame : polars.DataFrame
+    file : Path
+        A name in ``.csv`` gives CSV: no place for metadata, lists as numbers with blanks between them, missing values
+        empty. Any other gives Parquet.
+    metadata : dict
+        See :func:`write_table`.
+
+    Raises
+    ------
+    TraceError
+        If the disk is full or the file cannot be written.
+    """
+    if file.suffix != ".csv":
+        write_table(frame.to_arrow(), file, metadata)
+        return
+    import polars as pl
+
+    lists = [name for name, kind in frame.schema.items() if isinstance(kind, pl.List)]
+    flat = frame.with_columns(pl.col(name).cast(pl.List(pl.String)).list.join(" ") for name in lists)
+    with _os_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, flat.write_csv().encode())
 
 
 def _sync_directory(folder: Path) -> None:

@@ -53,6 +53,17 @@ def test_replay_is_the_same_on_every_device_and_from_python(capsys, trace, tmp_p
     assert frames[0].equals(asdsim.replay(trace, B=[0, 1, 4], g=[0.25, float("inf")], M="1,inf").frame())
 
 
+def test_a_table_is_written_as_csv_where_its_name_says_so(capsys, trace, tmp_path):
+    for end in ("csv", "parquet"):
+        assert run(capsys, "replay", trace, *AXES, "-o", tmp_path / f"rows.{end}")[0] == 0
+    whole = pl.read_parquet(tmp_path / "rows.parquet")
+    text = pl.read_csv(tmp_path / "rows.csv", schema_overrides=whole.schema | {"acceptance_histogram": pl.String})
+    assert text.drop("acceptance_histogram").equals(whole.drop("acceptance_histogram"))
+    histograms = [[int(steps) for steps in row.split()] for row in text["acceptance_histogram"]]
+    assert histograms == whole["acceptance_histogram"].to_list()
+    assert "give a .parquet table" in run(capsys, "plot", tmp_path / "rows.csv", "-o", tmp_path / "figures")[2]
+
+
 def test_replay_table_says_what_is_not_exact(capsys, trace):
     status, out, err = run(capsys, "replay", trace, "--B", "4", "--g", "inf", "--M", "inf")
     assert status == 0 and "tokens/step" in out and "exact < 1" in err
@@ -132,7 +143,9 @@ def test_no_missing_option_hides_a_wrong_path(capsys, tmp_path, command):
             ["replay", "TRACE", "--B", "exact", "--g", "1", "--M", "1", "--off-trace", "pooled"],
             "take stop, aligned, rec",
         ),
-        (["replay", "TRACE", *AXES, "-o", "x.csv"], "ends in .parquet"),
+        (["replay", "TRACE", *AXES, "-o", "x.tsv"], "ends in .parquet or .csv"),
+        (["calibrate", "TRACE", *AXES, "--table", "x"], "ends in .parquet or .csv"),
+        (["audit", "TRACE", "--sweep", "-o", "x.xlsx"], "ends in .parquet or .csv"),
         (["replay", "TRACE", *AXES, "--threads", "-1"], "negative"),
         (["verify", "TRACE", "--B", "1"], "belong together"),
         (["verify", "TRACE"], "not covered for any grid"),
@@ -196,6 +209,9 @@ def test_replay_never_imports_torch(trace):
 def test_result_in_python(trace):
     result = asdsim.replay(trace, B="0,1,4", g="inf", M="1,inf", off_trace="aligned")
     assert len(result) == 6 and "<table" in result._repr_html_()
+    shown = [repr(one) for one in (result, result.outputs(), result.quality(resamples=10), result.trace)]
+    assert shown[0].startswith("Result(6 settings of asd on ") and shown[0].endswith("off_trace='aligned')")
+    assert all(len(text) < 100 + len(str(trace)) and "\n" not in text for text in shown)
     front = result.pareto()
     assert front["regret_spent_mean"].is_sorted() and front["mean_acceptance_length"].is_sorted()
     with pytest.raises(asdsim.AsdsimError, match="no figure is called"):

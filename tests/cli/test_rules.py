@@ -49,6 +49,22 @@ def test_rules_lists_every_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert "arXiv 2601.15498, theta = .9" in text and "needs: draft_logprob" in text
 
 
+@pytest.mark.parametrize("name", ["asd", *NAMES])
+def test_rules_describes_one_rule(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (row,) = json.loads(run(capsys, "rules", name, "--json")[1])["rows"]
+    status, text, _ = run(capsys, "rules", name)
+    assert status == 0 and row["name"] == name and text.startswith(f"{name}: {row['title']}")
+    assert row["source"] in text and row["accepts"] in text
+    assert all(f"{one['name']} = " in text and one["meaning"] in text for one in row["parameters"])
+    assert ("default setting, published unless" in text) == bool(row["parameters"])
+
+
+def test_rules_describes_no_other_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "otherwise: eps=0.09 alpha=0\n" in run(capsys, "rules", "medusa")[1]
+    status, out, err = run(capsys, "rules", "marz")
+    assert status == 2 and not out and "unknown rule 'marz' (did you mean 'mars'?" in err
+
+
 def test_convert_policy_there_and_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "dspark.json"
     assert (
