@@ -187,11 +187,14 @@ class Result:
             raise UsageError("the reference walk names no outputs", fix="replay on --device cpu or cuda")
 
     def margin(self, setting: int, request: int) -> float:
-        """Return how close one walk passed to a near-tie, in logits.
+        """Return how close one walk passed to a near-tie, in logits (see below for regret as probability).
 
         The smaller of: the target's smallest gap between its two best tokens over the rows that the walk relied on, and
         the smallest distance of a regret to where the rule's decision would flip. Rounding that moves logits by less
         cannot have changed this walk (the drafter's own near-ties aside, which a trace does not record).
+
+        Under ``regret="probability"`` the second distance is one of probabilities, p(y) - p(x) from 0 to 1, and is
+        compared with the first as a number; so is a score of another rule than ASD.
 
         Raises
         ------

@@ -51,7 +51,8 @@ class Layout:
     rule : str
         ``asd``, or a name in :data:`asdsim.rules.NAMES`.
     regret : {"logit", "probability"}
-        ASD: regret and charge as z(y) - z(x) in logits, or p(y) - p(x).
+        ASD: regret and charge as z(y) - z(x) in logits, or p(y) - p(x), from 0 to 1. B, the ledger, every figure of
+        regret and the closeness of a decision are then in that unit, and g is one of it per suffix value.
     value : str
         ASD: what regret is divided by, see :data:`VALUE_TEXT`.
     mismatch : {"id", "regret"}

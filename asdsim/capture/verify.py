@@ -46,7 +46,8 @@ class Difference:
         ``draft`` (another draft token), ``choice`` (the target chose another token), ``decision`` (the rule decided
         otherwise on the same tokens) or ``none`` (no step differs: the walk itself is wrong).
     margin : float
-        How close the two alternatives were, in logits (log-probability of the drafter for ``draft``).
+        How close the two alternatives were, in logits (log-probability of the drafter for ``draft``; for ``decision``
+        the unit of the regret, so a difference of probabilities under ``regret="probability"``).
     near_tie : bool
         Whether the margin is under the threshold.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, check_table, config_option, json_option, note, print_json
+from .common import TracePath, check_table, config_option, counted, json_option, note, print_json
 from .quality_options import (
     FORMATS,
     bootstrap_options,
@@ -74,7 +74,7 @@ def command(
         from ..trace.writer import write_frame
 
         write_frame(found.quality.frame(), output, {"asdsim": _provenance(source)})
-        note(f"wrote {len(found.quality)} settings to {output}")
+        note(f"wrote {counted(len(found.quality), 'setting')} to {output}")
     left_out = _unscored(source, chosen, allow_code)
     requests = len(source.request_ids())
     if as_json:
@@ -95,7 +95,7 @@ def command(
         _print_front(found)
         click.echo(f"strict matching: {_ends(row['requests'], row['ended_strict'])}")
     else:
-        columns = {f"all, {requests} requests": row}
+        columns = {f"all, {counted(requests, 'request')}": row}
         for task, one in found.by_task.items():
             columns[f"{task}, {one.requests[0]}"] = one.row(0)
         click.echo(f"{grid.policy(0)} against strict matching: {_ends(row['requests'], row['ended'])} "

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import UsageError
-from .common import TracePath, check_table, config_option, json_option, note, print_json, progress_bar
+from .common import TracePath, check_table, config_option, counted, json_option, note, print_json, progress_bar
 from .quality_options import (
     bootstrap_options,
     check_resamples,
@@ -133,7 +133,7 @@ def command(
             table,
             {"asdsim": {"trace": str(calibration), "manifest_checksum": trace.manifest.checksum}},
         )
-        note(f"wrote {len(made.table)} settings to {table}")
+        note(f"wrote {counted(len(made.table), 'setting')} to {table}")
     judged = "holdout" if other is not None else f"{split} parts held out in turn"
     if as_json:
         sides = {"calibration": plain_row(made.calibration)}
@@ -145,28 +145,27 @@ def command(
         })  # fmt: skip
         return
     how = (
-        f"fastest of {made.candidates} settings"
+        f"fastest of {counted(made.candidates, 'setting')}"
         if method == "pareto"
         else f"q{100 * quantile:g} of {made.ratios} ratios"
     )
     click.echo(f"{made.grid.policy(0)} ({semantics}): {how}, frozen in {output}")
     columns: dict[str, dict[str, Any]] = {
-        f"calibration, {made.calibration.requests[0]} requests": made.calibration.row(0)
+        f"calibration, {counted(made.calibration.requests[0], 'request')}": made.calibration.row(0)
     }
     if made.holdout is not None:
-        columns[f"{judged}, {made.holdout.requests[0]} requests"] = made.holdout.row(0)
+        columns[f"{judged}, {counted(made.holdout.requests[0], 'request')}"] = made.holdout.row(0)
         columns["optimism"] = {name: shown(name, [gap, None, None]) for name, gap in made.optimism().items()}
     print_columns(columns, HEADLINE)
     for fold in made.folds:
-        note(f"chosen without {fold['held_out']} requests: B={fold['B']:g} g={fold['g']:g} M={fold['M']:g}")
+        note(f"chosen without {counted(fold['held_out'], 'request')}: B={fold['B']:g} g={fold['g']:g} M={fold['M']:g}")
     if scorer is not None:
         for name, side in (("calibration", made.calibration), (judged, made.holdout)):
             if side is not None:
                 note(f"{name}: {side.about_scores()}")
     if made.left_out:
-        note(
-            f"{made.left_out} settings are exact here but not on the holdout, and were no candidates; cover it for them"
-        )
+        settings = counted(made.left_out, "setting")
+        note(f"exact here but not on the holdout, and so no candidates: {settings}; cover it for them")
     if made.holdout is None:
         note("no holdout: these figures are those of the set that the setting was chosen on, and flatter it")
     if method == "pareto" and not made.limits.given():

@@ -9,7 +9,7 @@ import click
 
 from ..errors import UsageError, unknown_name
 from ..policy import Policy, parse_axis
-from .common import config_option, json_option, note, print_json, progress_bar
+from .common import config_option, counted, json_option, note, print_json, progress_bar
 
 
 @click.command("capture")
@@ -91,7 +91,7 @@ def command(
     else:
         _print(plan.folder, row)
     if summary.interrupted:
-        note(f"asdsim: interrupted; {row['requests'] + row['skipped']} requests are kept, --resume continues")
+        note(f"asdsim: interrupted; kept: {counted(row['requests'] + row['skipped'], 'request')}, --resume continues")
         raise click.exceptions.Exit(130)
 
 
@@ -124,9 +124,10 @@ def _print(out: Path, row: dict[str, Any]) -> None:
         return "" if ends is None else f" [{ends[0]:.3f}, {ends[1]:.3f}]"
 
     click.echo(
-        f"{out}: {row['requests']} requests captured"
+        f"{out}: {counted(row['requests'], 'request')} captured"
         + (f", {row['skipped']} there before" if row["skipped"] else "")
-        + f"; {row['num_spec_steps']} steps, {row['completion_tokens']} tokens in {row['seconds']:.1f} s\n"
+        + f"; {counted(row['num_spec_steps'], 'step')}, {counted(row['completion_tokens'], 'token')} "
+        f"in {row['seconds']:.1f} s\n"
         f"mean_acceptance_length {number(row['mean_acceptance_length'])}{span(row['mean_acceptance_length_interval'])} "
         f"(bonus token included), accepted_per_proposal {number(row['accepted_per_proposal'])}"
         f"{span(row['accepted_per_proposal_interval'])} (not included)"

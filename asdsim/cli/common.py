@@ -154,7 +154,9 @@ def rule_options(required: bool = True, *, exact: bool = False) -> Callable[[Cal
                          help="Parameter of another rule than asd; may be given several times."),
             click.option("--semantics", default="paper", show_default=True, help="asd: which reading of it, "
                          "paper|core|dspark|lightllm."),
-            click.option("--regret", default="logit", show_default=True, help="asd: logit|probability."),
+            click.option("--regret", default="logit", show_default=True, help="asd: logit, z(y) - z(x), or "
+                         "probability, p(y) - p(x) from 0 to 1. B, ledger, figures of regret and the closeness to "
+                         "another decision are in its unit, g in that per suffix value."),
             click.option("--value", default="", metavar="SCHEME",
                          help="asd: suffix|normalised|reciprocal|unit|reuse, if not that of the semantics."),
             click.option("--ledger", default="request", show_default=True, help="asd: request|block|none."),
@@ -245,6 +247,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the singular where it is 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def note(text: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, json_option, note, print_json, rule_options
+from .common import TracePath, counted, json_option, note, print_json, rule_options
 
 if TYPE_CHECKING:
     from ..policy import Grid
@@ -54,7 +54,7 @@ def _trace(source: Path, grids: list[Grid] | None, output: Path | None) -> tuple
     policy = grids[0].policy(0) if grids else STRICT
     records, left = acceptance_records(api.load(source), policy)
     if left:
-        note(f"{left} requests left out: their walks leave the trace under {policy}")
+        note(f"left out: {counted(left, 'request')} that left the trace under {policy}")
     _write(output, records)
     total = summary_of(records)
     return {"format": "acceptance", "setting": str(policy), "left_out": left, "rows": records}, [_totals(total)]
@@ -115,11 +115,11 @@ def _write(output: Path | None, rows: list[dict[str, Any]]) -> None:
     from ..trace.writer import write_atomically
 
     write_atomically(output, "".join(json.dumps(row) + "\n" for row in rows).encode())
-    note(f"wrote {len(rows)} rows to {output}")
+    note(f"wrote {counted(len(rows), 'row')} to {output}")
 
 
 def _totals(total: dict[str, Any]) -> str:
     length, accepted = total["mean_acceptance_length"], total["accepted_per_proposal"]
-    return f"{total['requests']} requests, {total['num_spec_steps']} steps: " + (
+    return f"{counted(total['requests'], 'request')}, {counted(total['num_spec_steps'], 'step')}: " + (
         f"{length:.3f} tokens/step, {accepted:.3f} accepted/step" if length is not None else "no step"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, json_option, note, print_json, progress_bar, rule_options
+from .common import TracePath, config_option, counted, json_option, note, print_json, progress_bar, rule_options
 
 if TYPE_CHECKING:
     from ..policy import Grid
@@ -73,13 +73,14 @@ def command(
         print_json("cover", {"trace": str(trace), "rows": [row]})
         return
     click.echo(
-        f"{progress.exact_pairs} of {progress.pairs} (request, setting) pairs exact; {progress.steps_added} steps "
-        f"added in {progress.waves} waves and {progress.seconds:.0f} s"
+        f"{progress.exact_pairs} of {progress.pairs} (request, setting) pairs exact; "
+        f"{counted(progress.steps_added, 'step')} added in {counted(progress.waves, 'wave')} "
+        f"and {progress.seconds:.0f} s"
     )
     if progress.complete:
         held, live = progress.steps_held, progress.live_steps
         fewer = f": {live / held:.1f}x fewer" if live > held > 0 else ", and for other settings"
-        click.echo(f"{held} steps stand for {live} of live runs{fewer}")
+        click.echo(f"{counted(held, 'step')} stand{'s' if held == 1 else ''} for {live} of live runs{fewer}")
     elif progress.interrupted:
         note("interrupted; what was computed is kept, run again to go on")
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, json_option, note, print_json
+from .common import TracePath, config_option, counted, json_option, note, print_json
 
 SHORT = {
     "mean_acceptance_length": "tokens/step",
@@ -46,6 +46,7 @@ def command(
     from .. import api
     from ..completion import covered_settings
     from ..fidelity import measure
+    from ..stats import few
 
     source = api.load(trace)
     found = measure(source, grid or covered_settings(source), seed=seed)
@@ -55,7 +56,8 @@ def command(
             "rows": found.settings.to_dicts(),
         })  # fmt: skip
     else:
-        click.echo(f"{found.requests} requests, {found.summary['settings'][0]} settings that relax something")
+        settings = counted(found.summary["settings"][0], "setting")
+        click.echo(f"{counted(found.requests, 'request')}, {settings} with a relaxed token")
         click.echo("| estimate | figure | mean error | 95 % interval | worst setting | bias |")
         click.echo("|---|---|---|---|---|---|")
         for row in found.summary.to_dicts():
@@ -64,8 +66,8 @@ def command(
                 f"| {100 * row['mean_low']:.1f} - {100 * row['mean_high']:.1f} % | {100 * row['worst_error']:.1f} % "
                 f"| {100 * row['bias']:+.1f} % |"
             )
-        if found.requests < 30:
-            note(f"{found.requests} requests are few: the intervals are wide for that reason")
+        if text := few(found.requests):
+            note(text)
     if output is not None:
         from .. import plots, plots_exact
 

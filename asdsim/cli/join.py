@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .common import config_option, json_option, print_json
+from .common import config_option, counted, json_option, print_json
 
 
 @click.command("join")
@@ -26,4 +26,5 @@ def command(trace: Path, as_json: bool) -> None:
     if as_json:
         print_json("join", {"trace": str(trace), "rows": [row]})
     else:
-        click.echo(f"{trace}: {row['requests']} requests, {row['steps']} steps, {row['grids']} covered grids")
+        click.echo(f"{trace}: {counted(row['requests'], 'request')}, {counted(row['steps'], 'step')}, "
+                   f"{counted(row['grids'], 'covered grid')}")  # fmt: skip

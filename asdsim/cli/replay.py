@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import TracePath, check_table, config_option, json_option, note, print_json, progress_bar, rule_options
+from .common import (
+    TracePath,
+    check_table,
+    config_option,
+    counted,
+    json_option,
+    note,
+    print_json,
+    progress_bar,
+    rule_options,
+)
 from .quality_options import cost_of
 
 if TYPE_CHECKING:
@@ -93,7 +103,7 @@ def command(
     total = sum(map(len, results))
     if output is not None:
         api.write_results(results, output)
-        note(f"wrote {total} rows to {output}")
+        note(f"wrote {counted(total, 'row')} to {output}")
     model = cost_of(cost, results[0].trace)
     if as_json:
         rows = [row for result in results for row in result.rows()]
@@ -144,15 +154,15 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
         note(f"{MAX_ROWS} of {len(frame)} settings shown, {order}; -o FILE or --json for all")
     partly = int((frame["exact"] < 1.0).sum())
     if exact:
-        note(f"{len(frame) - partly} of {len(frame)} rows are exact")
+        note(f"exact: {len(frame) - partly} of {counted(len(frame), 'row')}")
     if partly:
         meaning = {
-            "stop": "they stand on the requests that never left the trace, no fair sample",
-            "aligned": "they are estimates",
-            "recorded": "they are estimates",
-            "pooled": "they are estimates",
+            "stop": "means over the requests that never left the trace, no fair sample",
+            "aligned": "estimates",
+            "recorded": "estimates",
+            "pooled": "estimates",
         }[results[0].off_trace]
-        note(f"{partly} of {len(frame)} settings have exact < 1: {meaning}")
+        note(f"exact < 1: {partly} of {counted(len(frame), 'setting')}, {meaning}")
     from ..stats import few
 
     if "tokens/step, 95 %" in shown.columns and (text := few(*shown["requests"].to_list())):

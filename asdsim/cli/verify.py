@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, json_option, note, print_json, progress_bar, rule_options
+from .common import TracePath, config_option, counted, json_option, note, print_json, progress_bar, rule_options
 
 if TYPE_CHECKING:
     from ..policy import Grid
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 @rule_options(required=False)
 @click.option("--sample", type=int, help="Draw so many (request, setting) pairs instead of all.")
 @click.option("--seed", default=0, show_default=True, help="Of the draw.")
-@click.option("--near-tie", type=float, help="Margin under which a difference is put down to rounding, in logits.")
+@click.option("--near-tie", type=float, help="Margin under which a difference is put down to rounding, in logits (that "
+              "of a decision, under --regret probability, in probability).")  # fmt: skip
 @click.option("--target", help="Where the target is now, if no longer under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
@@ -76,9 +77,10 @@ def command(
             )
         compared = found.pairs - found.not_captured
         click.echo(
-            f"{found.identical} of {compared} pairs identical to live decoding, {near} explained by a near-tie "
-            f"(margin under {found.threshold:g}), {len(found.real)} real differences"
+            f"{found.identical} of {counted(compared, 'pair')} identical to live decoding, "
+            f"{near} explained by a near-tie (margin under {found.threshold:g}), "
+            f"{counted(len(found.real), 'real difference')}"
         )
         if found.not_captured:
-            note(f"{found.not_captured} of {found.pairs} pairs are not captured, and the walk says so")
+            note(f"not captured, as the walk says: {found.not_captured} of {counted(found.pairs, 'pair')}")
     return 1 if found.real else 0

@@ -20,12 +20,14 @@ class Visit:
     edge : int
         Edge taken.
     spent : float
-        Ledger before the step, in logits.
+        Ledger before the step, in the unit of the regret: logits, or probability.
     accepted, tokens : int
         Draft tokens accepted and tokens committed.
     closeness : float
-        Smallest distance, in logits, between what the rule compared and where its decision would flip: over the
-        mismatches looked at, of regret to gate x suffix value and to what is left of the budget. ``inf`` where no
+        Smallest distance between what the rule compared and where its decision would flip: over the mismatches looked
+        at, of regret to gate x suffix value and to what is left of the budget. It has the unit of the regret: logits,
+        from 0 up, or under ``regret="probability"`` differences of probability, which are at most 1 for one mismatch
+        and small where the target is unsure; under another rule than ASD, the unit of its score. ``inf`` where no
         mismatch was looked at. The target's own margins are another matter: see ``Graph.step_margin``.
     """
 

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 import asdsim
 from asdsim.cli import COMMANDS, main
+from asdsim.cli.common import counted
 from asdsim.metrics import COLUMNS
+from asdsim.walk.path import path_of
 from tests.support.toytrace import ToyModel, write_toy_trace
 
 AXES = ["--B", "0,1,4", "--g", ".25,inf", "--M", "1,inf"]
@@ -53,6 +56,18 @@ def test_replay_is_the_same_on_every_device_and_from_python(capsys, trace, tmp_p
     assert frames[0].equals(asdsim.replay(trace, B=[0, 1, 4], g=[0.25, float("inf")], M="1,inf").frame())
 
 
+def test_one_is_singular(capsys, tmp_path):
+    write_toy_trace(tmp_path / "trace", ToyModel(3, 40), count=1, empty=False)
+    one = ["--B", "0", "--g", "1", "--M", "1"]
+    _, _, err = run(capsys, "replay", tmp_path / "trace", *one, "-o", tmp_path / "t.csv")
+    assert "wrote 1 row to" in err and "requests are few" not in err
+    words = ["calibrate", tmp_path / "trace", *one, "--cost", "none", "-o", tmp_path / "p.json", "--resamples", "9"]
+    _, out, err = run(capsys, *words)
+    assert "fastest of 1 setting," in out and "calibration, 1 request |" in out
+    assert "1 request gives no interval" in err and "requests are few" not in err
+    assert counted(0, "row") == "0 rows"
+
+
 def test_a_table_is_written_as_csv_where_its_name_says_so(capsys, trace, tmp_path):
     for end in ("csv", "parquet"):
         assert run(capsys, "replay", trace, *AXES, "-o", tmp_path / f"rows.{end}")[0] == 0
@@ -66,7 +81,7 @@ def test_a_table_is_written_as_csv_where_its_name_says_so(capsys, trace, tmp_pat
 
 def test_replay_table_says_what_is_not_exact(capsys, trace):
     status, out, err = run(capsys, "replay", trace, "--B", "4", "--g", "inf", "--M", "inf")
-    assert status == 0 and "tokens/step" in out and "exact < 1" in err
+    assert status == 0 and "tokens/step" in out and "exact < 1: 1 of 1 setting, means over" in err
     for mode in ("aligned", "recorded", "pooled"):
         assert (
             "estimates" in run(capsys, "replay", trace, "--B", "4", "--g", "inf", "--M", "inf", "--off-trace", mode)[2]
@@ -80,7 +95,7 @@ def test_breakpoints_are_shown_by_B_with_the_number_that_is_exact(capsys):
     shown = [float(line.split("|")[1]) for line in out.splitlines()[2:]]
     assert status == 0 and len(rows) > 24 and shown == [row["B"] for row in rows[:24]]
     exact = sum(row["exact_share"] == 1 for row in rows)
-    assert f"{exact} of {len(rows)} rows are exact" in err and f"24 of {len(rows)} settings shown, by B" in err
+    assert f"exact: {exact} of {len(rows)} rows" in err and f"24 of {len(rows)} settings shown, by B" in err
 
 
 def test_a_config_file_lies_under_the_flags(capsys, trace, tmp_path):
@@ -204,6 +219,28 @@ def test_replay_never_imports_torch(trace):
         "assert not {'torch', 'transformers'} & set(sys.modules), 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", script, str(trace)], check=True)
+
+
+def test_closeness_is_in_the_unit_of_the_regret(capsys):
+    result = asdsim.replay("traces/smollm2-layerskip", B=0.5, g=0.05, M=1, regret="probability")
+    graph, source = result.graph, result.trace
+    policy, tables = result.grid.policy(0), [source.column("positions", name) for name in
+                                             ("top_logits", "draft_logit", "logsumexp")]  # fmt: skip
+    checked = 0
+    for r in range(graph.num_requests):
+        visit = path_of(graph, policy, r)[0][0]
+        lo = int(graph.mm_ptr[visit.step])
+        if lo == int(graph.mm_ptr[visit.step + 1]):
+            continue
+        row, i = int(source.pos_ptr[visit.step] + graph.mm_pos[lo]), int(graph.mm_pos[lo])
+        top, draft, total = (float(np.ravel(table[row])[0]) for table in tables)
+        gap = np.exp(top - total) - np.exp(draft - total)
+        first = min(abs(gap - 0.05 * (int(graph.drafted[visit.step]) - i)), abs(gap - 0.5))
+        assert 0 <= visit.closeness <= first + 1e-12 <= 1
+        checked += visit.closeness == pytest.approx(first)
+    assert checked > 5
+    help_text = " ".join(run(capsys, "replay", "--help")[1].split())
+    assert "p(y) - p(x) from 0 to 1" in help_text and "closeness to another decision are in its unit" in help_text
 
 
 def test_result_in_python(trace):
