@@ -327,7 +327,7 @@ def gain(
     """Return the relative gain in acceptance length over another setting, with the ends of its 95 % interval.
 
     Figure, draws and interval are those of :func:`asdsim.quality.judge`, so that equal walks have equal intervals there
-    and here. ``keep`` says which requests count; fewer than two give no interval.
+    and here. ``keep`` says which requests count; too few give no interval.
     """
     columns: Mapping[str, Floats] = {
         "tokens": one.tokens[0], "steps": one.steps[0],

@@ -24,6 +24,8 @@ LEVEL = 0.95
 RESAMPLES = 2000
 FEW = 30
 """Under so many requests an interval is wide, and its own level no longer sure: reports say so."""
+FEWEST = 3
+"""Under so many requests there is no interval: the resamples of two are two values and their mean."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,13 @@ class Resampled:
 
 
 def ratio_interval(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> list[float] | None:
-    """Return the ends of the interval of sum(above) / sum(below), both (R,) by request; None for fewer than two."""
-    if len(below) < 2:
+    """Return the ends of the interval of sum(above) / sum(below), both (R,) by request; None where there is none."""
+    if len(below) < FEWEST:
         return None
     found = Resampled({"above": above, "below": below}, resample_weights(len(below))).interval(
         lambda of: of["above"] / of["below"]
     )
-    return [float(found.low[0]), float(found.high[0])]
+    return None if np.isnan(found.low[0]) else [float(found.low[0]), float(found.high[0])]
 
 
 def bca(
@@ -133,7 +135,8 @@ def bca(
     Returns
     -------
     low, high : float64 (n,)
-        NaN where fewer than two requests count.
+        NaN where fewer than :data:`FEWEST` requests count, and where the corrections are so large that the ends do not
+        hold the value: then the resamples say nothing of its spread.
     """
     from scipy.special import ndtr, ndtri, stdtrit  # scipy.stats takes half a second to import
 
@@ -158,7 +161,9 @@ def bca(
                 z = np.sqrt(kept / np.maximum(kept - 1, 1)) * stdtrit(np.maximum(kept - 1, 1), tail)
             at = ndtr(bias + (bias + z) / (1 - lean * (bias + z)))
             ends.append(_pick(ordered, count, at))
-    none = (kept < 2) | (count < 2) | ~np.isfinite(value)
+    with np.errstate(invalid="ignore"):
+        outside = (ends[0] > value + slack) | (ends[1] < value - slack)
+    none = (kept < FEWEST) | (count < 2) | ~np.isfinite(value) | outside
     return np.where(none, np.nan, ends[0]), np.where(none, np.nan, ends[1])
 
 
@@ -234,11 +239,13 @@ def few(*requests: int) -> str:
     Parameters
     ----------
     *requests : int
-        Requests that each figure stands on. One on fewer than two has no interval.
+        Requests that each figure stands on. One on fewer than :data:`FEWEST` has no interval.
     """
-    least = min((number for number in requests if number > 1), default=0)
+    least = min((number for number in requests if number >= FEWEST), default=0)
     if not least:
-        return f"{'1 request gives' if any(requests) else 'no request is left, which gives'} no interval"
+        most = max(requests, default=0)
+        who = {0: "no request is left, which gives", 1: "1 request gives"}.get(most, f"{most} requests give")
+        return f"{who} no interval"
     if least >= FEW:
         return ""
     return f"{least} requests are few: the 95 % intervals are wide for that reason, and their level is approximate"

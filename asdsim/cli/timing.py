@@ -101,4 +101,5 @@ def _named(values: list[float]) -> dict[str, float | None]:
 
 
 def _text(values: list[float]) -> str:
-    return f"{values[0]:.3f} [{values[1]:.3f}, {values[2]:.3f}]"
+    ends = f"{values[1]:.3f}, {values[2]:.3f}" if values[1] == values[1] else "-"
+    return f"{values[0]:.3f} [{ends}]"

@@ -89,6 +89,8 @@ def test_gain_of_one_request_has_no_interval(stored: Any) -> None:
     value, low, high = gain(one, base, keep, 0, 100)
     length = one.tokens[0, 3] / one.steps[0, 3]
     assert value == pytest.approx(length / (base.tokens[0, 3] / base.steps[0, 3]) - 1) and low is None and high is None
+    value, low, high = gain(one, base, np.arange(8) < 2, 0, 100)  # nor has that of two
+    assert np.isfinite(value) and low is None and high is None
     value, low, high = gain(one, base, ~keep, 0, 500)
     assert low is not None and high is not None and low < value < high
 

@@ -68,6 +68,28 @@ def test_requests_that_do_not_count_leave_no_trace() -> None:
     assert one.value[0] == 1.5 and np.isnan(one.low[0])
 
 
+def test_two_requests_have_no_interval_and_no_interval_excludes_its_value() -> None:
+    tokens, steps = np.zeros(24), np.zeros(24)
+    tokens[[3, 9]], steps[[3, 9]] = [69.0, 63.0], [13.0, 15.0]  # the other walks left the trace
+    two = stats.Resampled({"tokens": tokens, "steps": steps}, stats.resample_weights(24), kept=2).interval(ratio)
+    assert two.value[0] == 132 / 28 and np.isnan([two.low[0], two.high[0]]).all()
+    assert stats.ratio_interval(np.array([69.0, 63.0]), np.array([13.0, 15.0])) is None
+
+    rng = np.random.default_rng(6)
+    for count in (3, 4, 6, 12, 24):  # lengths and rates as unequal as they come
+        steps = np.round(rng.pareto(0.6, (400, count)) + 1)
+        tokens = steps * (1 + rng.pareto(0.6, (400, count)))
+        out = stats.Resampled({"tokens": tokens, "steps": steps}, stats.resample_weights(count)).interval(ratio)
+        there = np.isfinite(out.low)
+        slack = 1e-9 * out.value
+        assert there.mean() > 0.9 and np.array_equal(there, np.isfinite(out.high))
+        assert ((out.low <= out.value + slack) & (out.value <= out.high + slack))[there].all()
+
+    drawn = np.full((1, 1000), 2.0)  # every resample lies above the value
+    low, high = stats.bca(np.array([1.0]), drawn, np.array([[1.0, 1.1, 0.9, 1.0]]), 4)
+    assert np.isnan([low[0], high[0]]).all()
+
+
 def test_wilson_share() -> None:
     out = stats.share_interval([0, 81, 10], [10, 263, 10])
     assert np.allclose(out.low, [0.0, 0.2553, 0.7225], atol=1e-4)  # 81 of 263: Newcombe 1998, table I
@@ -97,4 +119,6 @@ def test_what_cannot_be_meant_is_refused() -> None:
     assert "24 requests are few" in stats.few(24) and stats.few(30) == stats.few(30, 0, 40) == ""
     assert "5 requests are few" in stats.few(30, 5, 1, 0)  # figures without an interval have none that is wide
     assert stats.few(1) == stats.few(0, 1) == "1 request gives no interval"
+    assert stats.few(2) == stats.few(1, 2, 0) == "2 requests give no interval"
+    assert "3 requests are few" in stats.few(2, 3)
     assert stats.few(0) == stats.few() == "no request is left, which gives no interval"
