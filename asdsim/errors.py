@@ -38,6 +38,7 @@ def unknown_name(kind: str, name: str, known: list[str]) -> UsageError:
     """Return an error for an unknown name, with the closest known one as a suggestion."""
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    folded = [one.lower() for one in known]  # MARS is mars
+    close = difflib.get_close_matches(name.lower(), folded, n=1)
+    hint = f"did you mean {known[folded.index(close[0])]!r}? " if close else ""
     return UsageError(f"unknown {kind} {name!r}", fix=f"{hint}known: {', '.join(known)}")

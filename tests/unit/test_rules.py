@@ -158,6 +158,7 @@ def test_every_rule_is_described(name: str) -> None:
         ("fuzzy", {"kind": "l2"}, "none of js"),
         ("mars", {"theta": []}, "is empty"),
         ("mras", {}, "did you mean 'mars'"),
+        ("MARS", {}, "did you mean 'mars'"),
     ],
 )
 def test_parameters_outside_their_range(name: str, given: dict, message: str) -> None:
