@@ -2,7 +2,8 @@
 
 At matched risk every rule moves one parameter, its knob, and keeps the others at their published values: ASD moves
 B. Of the settings whose risk does not exceed the level the one with the longest acceptance length is taken; risk is a
-step function of a parameter, so the level is met from below and the risk reached is reported beside it.
+step function of a parameter, so the level is met from below and the risk reached is reported beside it. Where walks
+that leave the trace stop, only settings that are exact for every request take part: others have no risk to match.
 
 Whether an output differs from strict is known without its text: up to the first accepted mismatch a walk is the strict
 one, and there it commits another token. Everything else about a walk that leaves the trace is an estimate.
@@ -90,7 +91,7 @@ class Comparison:
     cost_source : str
     off_trace : str
         Under ``stop`` each rule stands on the requests that never left the trace: no fair sample, and not the same one
-        for every rule.
+        for every rule. At a level, settings with such a request are no candidates.
     """
 
     rows: list[dict[str, Any]]
@@ -237,7 +238,9 @@ def compare(
             found.skipped[name] = str(error)
             continue
         if one is None:
-            found.skipped[name] = f"no setting of its knob has {risk} <= {level:g}"
+            which = "setting that is exact for all requests" if off_trace == "stop" else "setting of its knob"
+            hint = "; asdsim cover, or another --off-trace" if off_trace == "stop" else ""
+            found.skipped[name] = f"no {which} has {risk} <= {level:g}{hint}"
         else:
             chosen.append((name, one))
     asd = next((one for name, one in chosen if name == "asd"), None)
@@ -251,26 +254,34 @@ def choose(bench: Bench, name: str, risk: str, level: float | None, cost: float,
     """Return the one setting of a rule that takes part, None where no setting is within the level."""
     if name == "truncate":
         tried = [bench.measure(grid) for grid in published(name, bench.trace.manifest.num_draft_tokens)]
+        if bench.off_trace == "stop":  # the longest draft is strict matching, and exact
+            tried = [one for one in tried if one.exact.all()] or tried[-1:]
         return max(tried, key=lambda one: float(speedup(one, cost)[0]))
     if level is None or name == "strict":
         return bench.measure(published(name, bench.trace.manifest.num_draft_tokens)[0])
     values = list(ASD_LADDER if name == "asd" else get_rule(name).ladder)
     whole = name != "asd" and next(p for p in get_rule(name).parameters if p.name == get_rule(name).knob).whole
-    best = _best(bench.measure(knob_grid(name, values)), values, risk, level)
+    only_exact = bench.off_trace == "stop"
+    best = _best(bench.measure(knob_grid(name, values)), values, risk, level, only_exact)
     for _ in range(0 if whole else 2):  # look closer beside the best value found
         if best is None:
             break
         at = values.index(best)
         near = values[max(0, at - 1) : at + 2]
         values = sorted({*near, *np.linspace(min(near), max(near), REFINE).tolist()})
-        best = _best(bench.measure(knob_grid(name, values)), values, risk, level)
+        best = _best(bench.measure(knob_grid(name, values)), values, risk, level, only_exact)
     return None if best is None else bench.measure(knob_grid(name, [best]))
 
 
-def _best(tried: Measured, values: Sequence[float], risk: str, level: float) -> float | None:
-    """Return the value with the longest acceptance length within the level; of equals the first."""
+def _best(tried: Measured, values: Sequence[float], risk: str, level: float, exact: bool) -> float | None:
+    """Return the value with the longest acceptance length within the level; of equals the first.
+
+    With ``exact`` only values that are exact for every request count.
+    """
     length = tried.tokens.sum(axis=1) / tried.steps.sum(axis=1)
     within = tried.risk(risk) <= level
+    if exact:
+        within &= tried.exact.all(axis=1)
     return values[int(np.argmax(np.where(within, length, -np.inf)))] if within.any() else None
 
 

@@ -39,7 +39,8 @@ def command(
 
     At a level every rule moves one parameter and the setting with the longest acceptance length within the level is
     taken; truncate, which has no published setting, is shown at the K that is predicted to be fastest. A row is exact
-    where exact is 1; asdsim cover TRACE --rule NAME -p .. makes it so. The predicted speed-up is over plain decoding,
+    where exact is 1; asdsim cover TRACE --rule NAME -p .. makes it so. Under --off-trace stop only exact settings are
+    taken at a level, and only exact rows are ranked. The predicted speed-up is over plain decoding,
     one token per step and no draft (replay, calibrate, audit and timing give it over strict).
     """
     if threads < 0:
@@ -119,26 +120,36 @@ def _interval(low: float | None, high: float | None) -> str:
 
 
 def verdict(found: Comparison) -> list[str]:
-    """Say who has the longest acceptance length, and whether ASD is behind by more than chance."""
+    """Say who has the longest acceptance length, and whether ASD is behind by more than chance.
+
+    Where walks that leave the trace stop, rows that are not exact stand on different requests and are not ranked.
+    """
     known = [row for row in found.rows if row["mean_acceptance_length"] is not None]
+    aside = []
+    if found.off_trace == "stop":
+        known = [row for row in known if row["exact_share"] == 1.0]
+        if left := len(found.rows) - len(known):
+            aside = [f"{left} of {len(found.rows)} rows not ranked: not exact, on requests that are no fair sample; "
+                     "asdsim cover, or another --off-trace"]  # fmt: skip
+        elif found.level is not None:
+            aside = ["only settings that are exact for all requests were candidates; asdsim cover adds others"]
     asd: Any = next((row for row in known if row["rule"] == "asd"), None)
     if asd is None or len(known) < 2:
-        return []
-    best = max(known, key=lambda row: row["mean_acceptance_length"])
+        return aside
+    best = max(known, key=lambda row: (row["mean_acceptance_length"], row is asd))
     what = "at this level" if found.level is not None else "at published settings, which differ in risk"
+    what = f"among exact rows {what}" if found.off_trace == "stop" else what
     if best is asd:
-        lines = [f"asd has the longest acceptance length {what}"]
-        return lines + _doubt(found, known)
+        return [f"asd has the longest acceptance length {what}", *aside, *_doubt(found, known)]
     lines = [f"asd does not win {what}: {best['rule']} is {100 * best['against_asd']:+.1f} % longer "
              f"({_interval(best['against_asd_low'], best['against_asd_high'])})"]  # fmt: skip
     ahead = [row["rule"] for row in known if row is not asd and (row["against_asd_low"] or 0.0) > 0.0]
     lines.append(f"ahead of asd by their own 95 % interval: {', '.join(ahead) or 'none'}")
-    return lines + _doubt(found, [best, asd])
+    return [*lines, *aside, *_doubt(found, [best, asd])]
 
 
 def _doubt(found: Comparison, rows: list[dict[str, Any]]) -> list[str]:
-    """Say what a verdict that stands on some rows stands on, where it is not exact."""
-    if all(row["exact_share"] == 1.0 for row in rows):
+    """Say what a verdict stands on where it is not exact."""
+    if found.off_trace == "stop" or all(row["exact_share"] == 1.0 for row in rows):
         return []
-    how = "on requests that are no fair sample" if found.off_trace == "stop" else "by estimate"
-    return [f"{how}: cover the trace for these settings before believing it"]
+    return ["by estimate: cover the trace for these settings before believing it"]

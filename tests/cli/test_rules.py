@@ -147,7 +147,9 @@ def test_compare_says_that_requests_which_stayed_are_no_fair_sample(
 ) -> None:
     words = ("compare", trace, "--draft-cost", 0.1, "--off-trace", "stop", "--rules", "strict,asd,mars")
     status, text, err = run(capsys, *words, "-o", tmp_path)
-    assert status == 0 and "estimate" not in text + err and "on requests that are no fair sample: cover" in text
+    assert status == 0 and "estimate" not in text + err
+    assert "2 of 3 rows not ranked: not exact, on requests that are no fair sample; asdsim cover" in text
+    assert "longe" not in text  # neither ASD nor mars is exact, so neither is ranked nor named
     rows = {row["rule"]: row for row in json.loads((tmp_path / "compare.json").read_text())["data"]["rows"]}
     assert rows["asd"]["requests"] < 8 == rows["strict"]["requests"]
     noted = next(line for line in err.splitlines() if "no fair sample" in line)

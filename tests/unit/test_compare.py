@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asdsim.compare import ASD_LADDER, PUBLISHED, Bench, Measured, compare, gain, knob_grid, speedup
+from asdsim.cli.compare import verdict
+from asdsim.compare import ASD_LADDER, PUBLISHED, Bench, Comparison, Measured, compare, gain, knob_grid, speedup
 from asdsim.policy import STRICT, Grid, rule_grids
 from asdsim.quality import judge
 from asdsim.trace.graph import build_graph, edge_tokens_of
@@ -53,6 +54,49 @@ def test_no_row_exceeds_the_level_and_no_rung_beats_it(stored: Any, risk: str) -
             rungs = bench.measure(knob_grid("asd", ASD_LADDER))
             length = rungs.tokens.sum(axis=1) / rungs.steps.sum(axis=1)
             assert row["mean_acceptance_length"] >= length[rungs.risk(risk) <= level].max() - 1e-12
+
+
+def test_under_stop_only_settings_exact_for_all_requests_are_matched(stored: Any) -> None:
+    found = compare(stored, ["asd", "mars", "truncate", "medusa"], level=2.0, draft_cost=0.1, off_trace="stop",
+                    resamples=100)  # fmt: skip
+    rows = {row["rule"]: row for row in found.rows}
+    assert {"asd", "mars", "truncate"} <= set(rows)
+    for name, row in rows.items():
+        assert row["exact_share"] == 1.0 and row["requests"] == 8 and row["regret_max"] <= 2.0, name
+    rungs = Bench(stored, "stop").measure(knob_grid("asd", ASD_LADDER))
+    fine = rungs.exact.all(axis=1) & (rungs.risk("regret_max") <= 2.0)
+    length = rungs.tokens.sum(axis=1) / rungs.steps.sum(axis=1)
+    assert fine.any() and rows["asd"]["mean_acceptance_length"] >= length[fine].max() - 1e-12
+    reason = "no setting that is exact for all requests has regret_max <= 2; asdsim cover, or another --off-trace"
+    assert found.skipped == {"medusa": reason}  # even at eps = 1 it takes what strict would not
+
+
+def test_a_covered_setting_is_found_under_stop() -> None:
+    """ASD's published setting is covered here; many about it, and those of other rules, leave the trace."""
+    source = read_trace("traces/smollm2-eagle3")
+    at_published = Bench(source, "stop").measure(Grid.product(*PUBLISHED))
+    assert at_published.exact.all() and at_published.risk("regret_max")[0] <= 8.0
+    row = compare(source, ["asd"], level=8.0, off_trace="stop", resamples=100).rows[0]
+    assert row["exact_share"] == 1.0 and row["regret_max"] <= 8.0
+    assert row["mean_acceptance_length"] >= at_published.tokens.sum() / at_published.steps.sum()
+
+
+def test_a_verdict_under_stop_ranks_exact_rows_only() -> None:
+    def row(rule: str, length: float | None, exact: float, against: float | None) -> dict[str, Any]:
+        return {"rule": rule, "mean_acceptance_length": length, "exact_share": exact, "against_asd": against,
+                "against_asd_low": None, "against_asd_high": None}  # fmt: skip
+
+    rows = [row("medusa", 5.3, 0.04, -0.05), row("asd", 2.9, 1.0, None), row("strict", 2.3, 1.0, -0.2)]
+    text = verdict(Comparison(rows, "regret_max", None, 0.1, "stated", "stop"))
+    assert text[0].startswith("asd has the longest acceptance length among exact rows") and "medusa" not in str(text)
+    assert text[1].startswith("1 of 3 rows not ranked") and len(text) == 2
+    rows[1]["exact_share"] = 0.5
+    assert verdict(Comparison(rows, "regret_max", None, 0.1, "stated", "stop")) == [
+        "2 of 3 rows not ranked: not exact, on requests that are no fair sample; asdsim cover, or another --off-trace"
+    ]
+    rows = [row("topm", 2.9, 1.0, 0.0), row("asd", 2.9, 1.0, None)]  # a tie is no loss
+    for off_trace in ("stop", "pooled"):
+        assert "asd has the longest" in verdict(Comparison(rows, "regret_max", None, 0.1, "stated", off_trace))[0]
 
 
 def test_the_estimate_is_the_walk_where_nothing_is_missing(stored: Any) -> None:
