@@ -183,8 +183,9 @@ Intervals are 95 %, paired over requests.
 
 Speed over the target alone is tokens per step, divided by the time of a step in single tokens of the target; the times
 were measured in one run on 2 CPU cores (`analysis/draft_cost.py`, `analysis/results/draft-cost.json`). On a CPU a
-verification of K + 1 tokens costs more than one token does, unlike on a GPU. Selection costs .53 % of a step in the
-published run on H20.
+verification of K + 1 tokens costs more than one token does, unlike on a GPU. Medusa's draft of K=3 took longer than
+that of K=5, since there a product with three rows ran at half the speed of one with five. Selection costs .53 % of a
+step in the published run on H20.
 
 ## Why
 
@@ -201,8 +202,8 @@ ASD gains where a drafter's mistakes are small and where it goes on agreeing wit
   five. What they gain is a small number of tokens on a small number: .1 to .7 more accepted per step.
 - **Look-up** copies. A relaxed text begins to repeat itself, and look-up then finds more to copy: that gain is no
   gain.
-- Published gains, with strong heads of large models, are smaller. A longer strict acceptance leaves less to win, which
-  may be why; it was not tested here.
+- Published gains, with strong heads of large models, are smaller than those of EAGLE3 and DSpark here; Medusa's lie in
+  the published range. A longer strict acceptance leaves less to win, which may be why; it was not tested here.
 - A smaller K gains less: the gate weighs a regret against the suffix that a rejection would throw away, and short
   blocks have short suffixes.
 - Nearly every output differs from strict decoding. Whether answers stay right cannot be told here: in 96 tokens this

@@ -186,7 +186,9 @@ def check_same_models(one: dict[str, Any], other: dict[str, Any], where: str) ->
     """
     for part in ("target", "drafter"):
         left, right = one[part], other[part]
-        for key in ("weights_sha256", "name", "revision", "layers", "ngram", "dtype"):
+        for key in ("weights_sha256", "config_sha256", "name", "revision", "layers", "ngram", "dtype"):
+            if key == "config_sha256" and not (left.get(key) and right.get(key)):  # older traces do not say
+                continue
             if (
                 key in ("name", "revision")
                 and left.get("weights_sha256")
@@ -195,7 +197,8 @@ def check_same_models(one: dict[str, Any], other: dict[str, Any], where: str) ->
                 continue
             if left.get(key) != right.get(key):
                 raise UsageError(
-                    f"{part} {key} is {right.get(key)!r}, not {left.get(key)!r}", where=where,
+                    f"{part} {key} is {right.get(key)!r} ({right.get('name')}), "
+                    f"not {left.get(key)!r} ({left.get('name')})", where=where,
                     fix="calibrate and judge with one model and drafter",
                 )  # fmt: skip
     if one["num_draft_tokens"] != other["num_draft_tokens"]:

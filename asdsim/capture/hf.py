@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -176,6 +177,16 @@ def weights_sha256(model: Any) -> str:
     Independent of how files are split or ordered; tied weights count under each of their names.
     """
     return tensors_sha256(model.state_dict())
+
+
+NO_MATTER = ("transformers_version", "dtype", "torch_dtype", "_name_or_path", "base_model_name_or_path", "_commit_hash")
+"""Keys of config.json that do not change what a model computes, or that are recorded beside it."""
+
+
+def config_sha256(config: Mapping[str, Any]) -> str:
+    """Return a checksum of config.json: weights do not tell everything, RoPE theta for one."""
+    kept = {key: value for key, value in config.items() if key not in NO_MATTER}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -103,6 +103,8 @@ def load_model(
         raise CaptureError(
             f"running models needs {error.name or 'more packages'}", fix="pip install 'asdsim[capture]'"
         ) from error
+    from .hf import config_sha256
+
     place = pick_device(device)
     identity: dict[str, Any] = {}
     path = name
@@ -125,6 +127,8 @@ def load_model(
             f"cannot load model {name!r}: {_first_line(error)}",
             fix="check the name and the connection" if not local else "check the directory, or leave --offline out",
         ) from error
+    if name not in BUILT_IN:
+        identity["config_sha256"] = config_sha256(type(model.config).get_config_dict(path, **where)[0])
     commit = getattr(model.config, "_commit_hash", None)
     found = identity.get("source") or commit or revision
     return Loaded(model.to(place).eval(), tokenizer, found, identity)

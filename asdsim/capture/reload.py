@@ -52,7 +52,8 @@ def check_same(target: Target, drafter: Drafter, manifest: Manifest) -> None:
     Raises
     ------
     CaptureError
-        Naming the first difference. A name or revision may differ where the checksum of the weights is the same.
+        Naming the first difference. A name or revision may differ where the checksum of the weights is the same;
+        what config.json says of the computation may not.
     """
     for kind, recorded, at_hand in (
         ("target", manifest.target, target.describe()),
@@ -62,10 +63,14 @@ def check_same(target: Target, drafter: Drafter, manifest: Manifest) -> None:
         for key in sorted(recorded.keys() | at_hand.keys(), key=lambda key: (key != "weights_sha256", key)):
             if same_weights and key in ("name", "model", "checkpoint", "revision", "source", "source_sha256"):
                 continue
+            if key == "config_sha256" and key not in recorded:  # older traces do not say
+                continue
             if recorded.get(key) != at_hand.get(key):
+                here = "" if recorded.get("name") == at_hand.get("name") else f" ({at_hand.get('name')})"
                 raise CaptureError(
-                    f"the trace was captured with {kind} {key} {recorded.get(key)!r}; at hand is {at_hand.get(key)!r}",
-                    fix="use the model, revision, dtype and device of the capture",
+                    f"the trace was captured with {kind} {recorded.get('name')}, {key} {recorded.get(key)!r}; "
+                    f"at hand{here} is {at_hand.get(key)!r}",
+                    fix="use the model, its config.json, revision, dtype and device of the capture",
                 )
 
 

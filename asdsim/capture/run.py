@@ -19,7 +19,7 @@ from ..errors import CaptureError, UsageError, unknown_name
 from ..policy import STRICT, Policy
 from ..stats import ratio_interval
 from ..trace.join import NOTE, parse_shard, shard_path
-from ..trace.manifest import MANIFEST, Manifest
+from ..trace.manifest import MANIFEST, PLANNED, Manifest
 from ..trace.records import RequestRecord
 from ..trace.schema import DIVERGENCES, MIN_TOP_K
 from .drafters import check_overrides, check_spec, parse_layer_ids
@@ -166,6 +166,8 @@ class Summary:
     each : list of (int, int, int)
         Steps, tokens and accepted draft tokens of each request.
     interrupted : bool
+    uncovered : bool
+        Whether grids that were covered are so no longer, since requests came in.
     """
 
     requests: int = 0
@@ -178,6 +180,7 @@ class Summary:
     ledger: list[float] = field(default_factory=list)
     each: list[tuple[int, int, int]] = field(default_factory=list)
     interrupted: bool = False
+    uncovered: bool = False
 
     def row(self) -> dict[str, Any]:
         """Return plain numbers under their usual names; None where nothing was decoded.
@@ -374,6 +377,7 @@ def capture_with(
         note = {"index": index, "of": of, "requests": len(requests)}
         manifest = manifest.replace(notes={**manifest.notes, NOTE: note})
         requests = requests[index - 1 :: of]
+    manifest = manifest.replace(notes={**manifest.notes, PLANNED: len(requests)})
     fresh = not (plan.folder / MANIFEST).exists()
     summary = Summary()
     began = time.perf_counter()
@@ -388,6 +392,7 @@ def capture_with(
                     with uninterrupted():
                         if writer.manifest.grids:  # they covered the requests that were there
                             writer.update_manifest(grids=[])
+                            summary.uncovered = True
                         writer.add_request(request, result.steps)
                         _count(summary, result)
                         if plan.flush_every and summary.requests % plan.flush_every == 0:

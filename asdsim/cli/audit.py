@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, check_table, config_option, counted, json_option, note, print_json
+from .common import TracePath, check_table, config_option, counted, json_option, note, note_unfinished, print_json
 from .quality_options import (
     FORMATS,
     bootstrap_options,
@@ -59,6 +59,7 @@ def command(
     chosen = parse_chosen(scorers)
     grid, record = read_policy(policy) if policy is not None else (None, None)
     source = api.load(trace)
+    note_unfinished(source)
     if grid is None:
         from ..completion import covered_settings
 

@@ -9,7 +9,17 @@ import click
 from click.core import ParameterSource
 
 from ..errors import UsageError
-from .common import TracePath, check_table, config_option, counted, json_option, note, print_json, progress_bar
+from .common import (
+    TracePath,
+    check_table,
+    config_option,
+    counted,
+    json_option,
+    note,
+    note_unfinished,
+    print_json,
+    progress_bar,
+)
 from .quality_options import (
     bootstrap_options,
     check_resamples,
@@ -107,6 +117,7 @@ def command(
     from ..stats import few
 
     trace = api.load(calibration)
+    note_unfinished(trace)
     other = api.load(holdout) if holdout is not None else None
     if grid is None and method == "pareto":
         grid = covered_settings(trace)

@@ -90,6 +90,8 @@ def command(
         print_json("capture", {"trace": str(plan.folder), "rows": [row]})
     else:
         _print(plan.folder, row)
+    if summary.uncovered:
+        note("asdsim: requests came in, so the grids that were covered no longer are; run asdsim cover again")
     if summary.interrupted:
         note(f"asdsim: interrupted; kept: {counted(row['requests'] + row['skipped'], 'request')}, --resume continues")
         raise click.exceptions.Exit(130)

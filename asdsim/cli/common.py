@@ -259,6 +259,15 @@ def note(text: str) -> None:
     click.echo(text, err=True)
 
 
+def note_unfinished(trace: Any) -> None:
+    """Say so where a capture was not finished: figures then stand on the requests that are there."""
+    from ..trace.manifest import PLANNED
+
+    there, planned = len(trace.request_ids()), trace.manifest.notes.get(PLANNED, 0)
+    if planned > there:
+        note(f"{trace.path}: {there} of {planned} requests; the capture was not finished, --resume goes on")
+
+
 def progress_bar(total: int, what: str, unit: str) -> Any:
     """Return a tqdm bar on stderr, silent where that is no terminal."""
     from tqdm import tqdm

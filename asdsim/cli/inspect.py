@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..trace.manifest import PLANNED
 from .common import TracePath, config_option, json_option, print_json
 
 
@@ -43,7 +44,7 @@ def render(path: str, summary: dict[str, Any]) -> list[str]:
         f"{summary['max_new_tokens']} tokens; logits {summary['logits_dtype']} on {summary['device']}; seed "
         f"{summary['seed']}",
         f"  checksum   {summary['checksum']}",
-        f"  requests   {summary['requests']}",
+        f"  requests   {summary['requests']}{_unfinished(summary)}",
         f"  steps      {summary['steps']} ({summary['steps_on_captured_path']} on the captured path, "
         f"{summary['steps_added_by_cover']} added by cover)",
         f"  positions  {summary['positions']} rows, {summary['draft_positions']} of them draft tokens; "
@@ -76,6 +77,11 @@ def render(path: str, summary: dict[str, Any]) -> list[str]:
         "  covered    " + ("; ".join(_flat(grid) for grid in summary["grids"]) or "the captured path alone"),
     ]
     return lines
+
+
+def _unfinished(summary: dict[str, Any]) -> str:
+    planned = summary["notes"].get(PLANNED, 0)
+    return f" of {planned}: asdsim capture --resume goes on" if planned > summary["requests"] else ""
 
 
 def _model(described: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from .common import (
     counted,
     json_option,
     note,
+    note_unfinished,
     print_json,
     progress_bar,
     rule_options,
@@ -100,6 +101,7 @@ def command(
             results = [api.replay_grid(source, grid, progress=bar.update, note=note, **how) for grid in grids]
         else:
             results = api.replay_grid_breakpoints(source, grids[0], upper=upper, progress=bar.update, note=note, **how)
+    note_unfinished(results[0].trace)
     total = sum(map(len, results))
     if output is not None:
         api.write_results(results, output)

@@ -93,6 +93,11 @@ def join(path: str | os.PathLike[str]) -> Trace:
                 f"is of another run than shard 1: {difference[0]} differs", where=str(shard.path),
                 fix="capture all shards with the same flags and the same models",
             )  # fmt: skip
+        if note.get("index") != number + 1:
+            raise TraceError(
+                f"is shard {note.get('index')} of {note.get('of')} under the name of another", where=str(shard.path),
+                fix=f"call it {shard_path(target, int(note.get('index', 0)), int(note.get('of', 0))).name}",
+            )  # fmt: skip
         total = int(note.get("requests", 0))
         expected = len(range(number, total, len(shards)))
         if len(shard.request_ids()) != expected:
@@ -102,7 +107,7 @@ def join(path: str | os.PathLike[str]) -> Trace:
             )  # fmt: skip
     grids = [grid for grid in first.manifest.grids if all(grid in shard.manifest.grids for shard in shards)]
     notes = {key: value for key, value in first.manifest.notes.items() if key != NOTE}
-    manifest = first.manifest.replace(grids=[], notes={**notes, "shards": len(shards)})
+    manifest = first.manifest.replace(grids=[], notes={**notes, "shards": len(shards), manifests.PLANNED: total})
     records = [shard.request_records() for shard in shards]
     staging = target.with_name(f".tmp-{target.name}-{os.getpid()}")
     try:

@@ -150,6 +150,8 @@ class Manifest:
 FIELD_TYPES: dict[str, type] = {
     name: typing.get_origin(hint) or hint for name, hint in typing.get_type_hints(Manifest).items()
 }
+PLANNED = "requests"
+"""Entry of the notes: requests that a finished capture holds."""
 NOT_IDENTITY = frozenset({"software", "grids", "notes", "shards"})
 
 

@@ -291,7 +291,18 @@ def test_capture_cover_and_verify(
     assert cli(capsys, "verify", trace, "--drafter", f"{kind}:{moved}", "--sample", 2)[0] == 0
     other = save(tmp_path / "other", eagle3_tensors(WIDTH, VOCAB, seed=8), eagle3_config(WIDTH, VOCAB))
     status, _, err = cli(capsys, "verify", trace, "--drafter", f"eagle3:{other}")
-    assert status == 2 and "captured with drafter weights_sha256" in err
+    assert status == 2 and f"captured with drafter {heads[kind]}, weights_sha256" in err
+    # The weights alone do not say what a model computes.
+    for flag, folder in (("--drafter", moved), ("--target", shutil.copytree(saved / "model", tmp_path / "target"))):
+        file = folder / "config.json"
+        content = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**content, "transformers_version": "0"}))
+        spec = f"{kind}:{folder}" if flag == "--drafter" else folder
+        assert cli(capsys, "verify", trace, flag, spec, "--sample", 1)[0] == 0
+        file.write_text(json.dumps({**content, "rope_theta": 777.0, "rope_parameters": None}))
+        for command in ("verify", "cover"):
+            status, _, err = cli(capsys, command, trace, flag, spec, *(settings if command == "cover" else ()))
+            assert status == 2 and f"{flag[2:]} " in err and "config_sha256" in err
 
 
 @pytest.mark.parametrize(

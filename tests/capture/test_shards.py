@@ -11,6 +11,7 @@ import pytest
 from asdsim.cli import main
 from asdsim.trace import read_trace
 from asdsim.trace.join import parse_shard
+from asdsim.trace.writer import TraceWriter
 from tests.support.tracefiles import difference
 
 Capsys = pytest.CaptureFixture[str]
@@ -77,11 +78,35 @@ def test_an_unfinished_or_foreign_shard_is_named(saved: Path, tmp_path: Path, ca
     status, _, err = run(capsys, "join", target)
     assert status == 2 and "shards of 2 and of 3" in err
     shutil.rmtree(tmp_path / "t.shard-3-of-3")
+    names = ("t.shard-1-of-2", "t.shard-2-of-2", "aside")
+    for old, new in ((0, 2), (1, 0), (2, 1)):
+        (tmp_path / names[old]).rename(tmp_path / names[new])
+    status, _, err = run(capsys, "join", target)
+    assert status == 2 and "t.shard-1-of-2: is shard 2 of 2 under the name of another" in err
+    for old, new in ((0, 2), (1, 0), (2, 1)):
+        (tmp_path / names[old]).rename(tmp_path / names[new])
     target.mkdir()
     assert run(capsys, "join", target)[0] == 0
     status, _, err = run(capsys, "join", target)
     assert status == 2 and "holds something already" in err
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".tmp")] == []
+
+
+def test_a_capture_that_was_not_finished_says_so(saved: Path, tmp_path: Path, capsys: Capsys) -> None:
+    full, part = tmp_path / "full", tmp_path / "part"
+    assert run(capsys, *arguments(saved, full))[0] == 0
+    trace = read_trace(full)
+    with TraceWriter.create(part, trace.manifest.replace(grids=[], shards=[])) as writer:
+        for record in trace.request_records()[:3]:
+            writer.add_request(record, trace.steps_of(record.request_id))
+    assert "requests   7\n" in run(capsys, "inspect", full)[1]
+    assert "requests   3 of 7: asdsim capture --resume goes on\n" in run(capsys, "inspect", part)[1]
+    assert "not finished" not in run(capsys, "replay", full, *GRID)[2]
+    assert "3 of 7 requests; the capture was not finished" in run(capsys, "replay", part, *GRID)[2]
+    assert run(capsys, "cover", part, *GRID)[0] == 0
+    status, _, err = run(capsys, *arguments(saved, part, "--resume"))
+    assert status == 0 and "the grids that were covered no longer are" in err
+    assert read_trace(part).manifest.grids == []
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/0", "a/b", "-1/2", "1/2/3"])

@@ -101,7 +101,7 @@ def make_drafter(
         from .model import ModelDrafter, check_same_tokenizer
 
         loaded = load_model(argument, **loading)
-        drafter = ModelDrafter(loaded.model, argument, loaded.revision, keep_logits)
+        drafter = ModelDrafter(loaded.model, argument, loaded.revision, keep_logits, loaded.identity)
         check_vocabulary(target, drafter)
         check_same_tokenizer(target.tokenizer, loaded.tokenizer)
     if keep_logits and not drafter.has_logits:

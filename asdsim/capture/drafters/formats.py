@@ -143,7 +143,8 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
     except Exception as error:  # the library raises many kinds
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CaptureError(
-            f"cannot load head {name!r}: {first}", fix="check the name and the connection, or give a directory"
+            f"cannot load head {name!r}: there is no such file or directory here, and as a name on the hub: {first}",
+            fix="give its path with --drafter KIND:PATH (a relative one counts from this directory), or check the name",
         ) from error
 
 

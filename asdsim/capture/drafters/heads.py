@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ...errors import UsageError
+from ..hf import config_sha256
 from ..lm import common_prefix
 from ..protocol import Drafter, DrafterSession, ManyProposer, ManyScorer, Proposal, TargetSession
 from .formats import Checkpoint, read_checkpoint
@@ -275,6 +276,7 @@ def load_head(
         "checkpoint": name,
         "revision": checkpoint.revision,
         "weights_sha256": checkpoint.sha256,
+        "config_sha256": config_sha256(checkpoint.config),
         "overrides": {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()},
     }
     return HeadDrafter(head, target, f"{kind}:{name}", keep_logits, identity)

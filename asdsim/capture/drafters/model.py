@@ -19,13 +19,22 @@ class ModelDrafter(GreedyDrafter):
         Without the ``model:`` in front.
     revision : str or None
     keep_logits : bool
+    identity : dict, optional
+        More for the manifest.
     """
 
-    def __init__(self, model: Any, name: str, revision: str | None = None, keep_logits: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        revision: str | None = None,
+        keep_logits: bool = False,
+        identity: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(model.eval(), f"model:{name}", keep_logits)
         self._model_name = name
         self._revision = revision
-        self._weights = weights_sha256(model)
+        self._weights, self._identity = weights_sha256(model), identity or {}
 
     def describe(self) -> dict[str, Any]:
         """Return the model's name, revision, checksum and dtype."""
@@ -34,6 +43,7 @@ class ModelDrafter(GreedyDrafter):
             "kind": "model",
             "model": self._model_name,
             "revision": self._revision,
+            **self._identity,
             "weights_sha256": self._weights,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "vocab_size": self.vocab_size,
