@@ -167,7 +167,8 @@ def print_table(results: list[Result], cost: CostModel | None = None) -> None:
         note(f"exact < 1: {partly} of {counted(len(frame), 'setting')}, {meaning}")
     from ..stats import few
 
-    if "tokens/step, 95 %" in shown.columns and (text := few(*shown["requests"].to_list())):
+    tried = results[0].off_trace != "pooled" and results[0].device != "reference"
+    if tried and (text := few(*shown["requests"].to_list())):
         note(text)
 
 
@@ -207,7 +208,7 @@ def _with_intervals(results: list[Result], shown: pl.DataFrame, cost: CostModel 
     for column, name in INTERVALS.items():
         if not any(name in texts[row] for row in order):
             continue
-        cells = ["{:.3f} - {:.3f}".format(*texts[row][name][1:]) if name in texts[row] else None for row in order]
+        cells = ["{:.3f} - {:.3f}".format(*texts[row][name][1:]) if name in texts[row] else "-" for row in order]
         shown.insert_column(shown.columns.index(column) + 1, pl.Series(f"{column}, 95 %", cells, dtype=pl.String))
     if any("speed_up" in texts[row] for row in order):
         made = ["{:.3f} ({:.3f} - {:.3f})".format(*texts[row]["speed_up"]) if "speed_up" in texts[row] else None

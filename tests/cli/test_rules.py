@@ -156,6 +156,18 @@ def test_compare_says_that_requests_which_stayed_are_no_fair_sample(
     assert f"asd {rows['asd']['requests']}" in noted and "strict" not in noted
 
 
+def test_replay_shows_no_interval_of_two_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("replay", "traces/smollm2-eagle3", "--rule", "mars", "-p")
+    status, text, err = run(capsys, *words, "theta=.9")
+    assert status == 0 and " 4.714 " in text and "95 %" not in text and "2 requests give no interval" in err
+    status, text, _ = run(capsys, *words, "theta=.9,1")
+    cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    where = cells[0].index("tokens/step, 95 %")
+    assert status == 0 and cells[2][where - 1 : where + 1] == ["4.714", "-"]
+    low, high = map(float, cells[3][where].split(" - "))
+    assert low < float(cells[3][where - 1]) < high
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
