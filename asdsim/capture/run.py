@@ -185,7 +185,7 @@ class Summary:
     def row(self) -> dict[str, Any]:
         """Return plain numbers under their usual names; None where nothing was decoded.
 
-        Intervals are 95 %, over requests; None for fewer than two.
+        Intervals are 95 %, over requests; None for fewer than three.
         """
 
         def ratio(a: float, b: float) -> float | None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from ..trace.manifest import PLANNED
 from .common import TracePath, config_option, json_option, print_json
 
 
@@ -80,6 +79,8 @@ def render(path: str, summary: dict[str, Any]) -> list[str]:
 
 
 def _unfinished(summary: dict[str, Any]) -> str:
+    from ..trace.manifest import PLANNED
+
     planned = summary["notes"].get(PLANNED, 0)
     return f" of {planned}: asdsim capture --resume goes on" if planned > summary["requests"] else ""
 

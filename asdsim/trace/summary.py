@@ -118,7 +118,7 @@ def _acceptance(
     keep: npt.NDArray[np.bool_],
     request: npt.NDArray[np.int32],
 ) -> dict[str, Any]:
-    """Return counts and ratios of some steps; intervals are 95 %, over requests, None for fewer than two."""
+    """Return counts and ratios of some steps; intervals are 95 %, over requests, None for fewer than three."""
     steps, committed, took = int(keep.sum()), int(tokens[keep].sum()), int(accepted[keep].sum())
     _, row = np.unique(request[keep], return_inverse=True)
     each = np.bincount(row)  # steps of each request
