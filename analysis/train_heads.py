@@ -2,10 +2,12 @@
 
     python analysis/train_heads.py generate --work WORK --given mbpp.jsonl --given gsm8k.jsonl:700
     python analysis/train_heads.py train eagle3 --work WORK -o heads/smollm2-eagle3
+    python analysis/train_heads.py score eagle3 heads/smollm2-eagle3 --work WORK
     python analysis/train_heads.py evaluate eagle3:heads/smollm2-eagle3 -K 7
 
-``generate`` writes shards (:mod:`heads_data`), ``train`` one head in a public format, ``evaluate`` scores one on the
-held-out prompts, live. The first two go on where a killed run ended. What trained the heads of
+``generate`` writes shards (:mod:`heads_data`), ``train`` one head in a public format, ``score`` and ``evaluate`` tell
+what is accepted of one on held-out prompts: on stored answers, as while training, or live. The first two go on where a
+killed run ended. What trained the heads of
 a directory is told by its prompts.jsonl.gz, and of each by training.json.
 
 The heads share their draft vocabulary, the tokens that occur most in the answers, and use the target's own embedding
@@ -666,6 +668,18 @@ def train(options: argparse.Namespace) -> None:
     (options.output / "training.json").write_text(json.dumps(note, indent=1) + "\n")
 
 
+def score(options: argparse.Namespace) -> None:
+    """Print what is accepted of a head on the held-out answers of a directory."""
+    making = json.loads((options.work / "making.json").read_text())
+    loaded = load_model(making["target"], device="cpu", offline=options.offline)
+    model = loaded.model.requires_grad_(False)
+    stored = head_class(options.kind).from_checkpoint(read_checkpoint(str(options.head)), model)
+    answers = Answers([options.work / "dev.safetensors"], making["taps"], model, stored.token_ids)
+    trainer = make_trainer(options.kind, answers, loaded.tokenizer)
+    trainer.head.load_state_dict(stored.state_dict())
+    print(f"{len(answers.data)} answers: accepted {told(accepted(trainer, answers))}")
+
+
 def evaluate(options: argparse.Namespace) -> None:
     """Decode held-out prompts live, and time one proposal against one token of the target."""
     target = load_target(options.target, device="cpu", offline=options.offline)
@@ -726,21 +740,25 @@ def main() -> None:
         help=f"tokens that can be drafted; by default those of --start, {DRAFT_VOCABULARY} without it",
     )  # fmt: skip
     fit.add_argument("--full", action="store_true", help="store the projection's rows too")
-    score = commands.add_parser("evaluate", help="a head on held-out prompts")
-    score.add_argument("drafter", help="as for asdsim capture, such as eagle3:PATH")
-    score.add_argument("--target", default="smollm2-135m")
-    score.add_argument("-K", type=int, default=7)
-    score.add_argument("--offset", type=int, default=0)
-    score.add_argument("--limit", type=int, default=16, help="prompts of each task")
-    score.add_argument("--max-new-tokens", type=int, default=96)
-    for command in (data, fit, score):
+    offline = commands.add_parser("score", help="a head on the held-out answers that generate --dev wrote")
+    offline.add_argument("kind", choices=KINDS)
+    offline.add_argument("head", type=Path)
+    live = commands.add_parser("evaluate", help="a head on held-out prompts, live")
+    live.add_argument("drafter", help="as for asdsim capture, such as eagle3:PATH")
+    live.add_argument("--target", default="smollm2-135m")
+    live.add_argument("-K", type=int, default=7)
+    live.add_argument("--offset", type=int, default=0)
+    live.add_argument("--limit", type=int, default=16, help="prompts of each task")
+    live.add_argument("--max-new-tokens", type=int, default=96)
+    for command in (data, fit, offline, live):
         command.add_argument("--offline", action="store_true")
-    for command in (data, fit):
+    for command in (data, fit, offline):
         command.add_argument("--work", type=Path, required=True, help="directory for shards")
+    for command in (data, fit):
         command.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.command != "generate":
-        (train if options.command == "train" else evaluate)(options)
+        {"train": train, "score": score, "evaluate": evaluate}[options.command](options)
         return
     making = heads_data.Making(
         options.target, options.dtype, [int(t) for t in options.taps.split(",")], options.given, options.seed,
