@@ -21,11 +21,11 @@ import torch
 from asdsim.capture.drafters import make_drafter
 from asdsim.capture.drafters.layer_skip import skip_layers
 from asdsim.capture.loop import decode
-from asdsim.capture.models import load_target
 from asdsim.capture.record import Recorder
 from asdsim.capture.run import Plan, make_requests
 from asdsim.capture.tasks import load_prompts
-from asdsim.policy import STRICT
+from asdsim.engines.transformers.load import load_target
+from asdsim.rules.settings import STRICT
 
 
 def main() -> None:

@@ -22,12 +22,12 @@ import torch
 
 from asdsim.capture.drafters import make_drafter
 from asdsim.capture.loop import decode
-from asdsim.capture.models import load_target
 from asdsim.capture.record import Recorder
 from asdsim.capture.run import Plan, make_manifest, make_requests
 from asdsim.capture.tasks import load_prompts
-from asdsim.policy import STRICT
-from asdsim.trace.records import RequestRecord
+from asdsim.engines.transformers.load import load_target
+from asdsim.records import RequestRecord
+from asdsim.rules.settings import STRICT
 from asdsim.trace.writer import TraceWriter
 
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 import asdsim
-from asdsim.audit import audit
-from asdsim.capture.text import load_decoder
-from asdsim.paths import reuse_curves
-from asdsim.policy import Grid, Policy
+from asdsim.engines.transformers.text import load_decoder
+from asdsim.evaluate.per_step import reuse_curves
+from asdsim.rules.settings import Grid, Policy
+from asdsim.studies.audit import audit
 from asdsim.trace.graph import build_graph
 
 ROOT = Path(__file__).resolve().parents[1]

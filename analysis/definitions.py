@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asdsim.metrics import COLUMNS, FIGURES
+from asdsim.evaluate.figures import COLUMNS, FIGURES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 SHARES = ("outputs_differ_share", "accuracy")

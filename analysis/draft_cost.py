@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 from asdsim.capture.drafters import make_drafter
-from asdsim.capture.lm import Thread
 from asdsim.capture.loop import decode
-from asdsim.capture.models import load_target
 from asdsim.capture.record import Recorder
 from asdsim.capture.run import Plan, make_requests
 from asdsim.capture.tasks import load_prompts
-from asdsim.policy import STRICT
+from asdsim.engines.transformers.forward import Thread
+from asdsim.engines.transformers.load import load_target
+from asdsim.rules.settings import STRICT
 
 
 def main() -> None:

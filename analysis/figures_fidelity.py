@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from asdsim import plots, plots_exact
-from asdsim.api import load
-from asdsim.fidelity import measure
-from asdsim.policy import Grid
+from asdsim.plots.draw import draw as plots
+from asdsim.plots.draw import exact as plots_exact
+from asdsim.result import load
+from asdsim.rules.settings import Grid
+from asdsim.studies.fidelity import measure
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "python analysis/figures_fidelity.py"

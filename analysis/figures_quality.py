@@ -18,12 +18,14 @@ import polars as pl
 import pyarrow.parquet as pq
 
 import asdsim
-from asdsim import plots, plots_quality, stats
-from asdsim.completion import covered_settings
-from asdsim.cost import fit_trace
-from asdsim.paths import histograms, ledger_over_time, reach_by_position, reuse_curves, share_by_count
-from asdsim.policy import STRICT, Policy
-from asdsim.quality import judge
+from asdsim import stats
+from asdsim.evaluate.cost import fit_trace
+from asdsim.evaluate.per_step import histograms, ledger_over_time, reach_by_position, reuse_curves, share_by_count
+from asdsim.evaluate.quality import judge
+from asdsim.plots.draw import draw as plots
+from asdsim.plots.draw import quality as plots_quality
+from asdsim.rules.settings import STRICT, Policy
+from asdsim.trace.covered import covered_settings
 from asdsim.trace.graph import build_graph
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,7 +91,7 @@ def main() -> None:
         name = "strict" if policy == STRICT else str(policy)
         counts = histograms(graph, policy)
         named[name] = share_by_count(counts, weights), *reach_by_position(counts, weights)
-        one = judge(trace, asdsim.policy.Grid.of([policy]), figures=["mean_acceptance_length"], graph=graph)
+        one = judge(trace, asdsim.rules.settings.Grid.of([policy]), figures=["mean_acceptance_length"], graph=graph)
         lengths[name] = tuple(one.row(0)["mean_acceptance_length"])
         parts = zip(("by_count", "by_position", "by_position_given_all_before"), named[name], strict=True)
         numbers[name] = {"mean_acceptance_length": lengths[name],

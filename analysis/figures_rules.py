@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from asdsim import plots
-from asdsim.api import load
-from asdsim.compare import RISKS, compare
-from asdsim.plots_compare import compared_rules
+from asdsim.plots.draw.rules import compared_rules
+
+from asdsim.plots.draw import draw as plots
+from asdsim.result import load
 from asdsim.rules import NAMES
+from asdsim.studies.compare import RISKS, compare
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACE = "traces/smollm2-layerskip"

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from asdsim import plots, plots_exact
-from asdsim.api import load
-from asdsim.policy import STRICT, Grid
+from asdsim.plots.draw import draw as plots
+from asdsim.plots.draw import exact as plots_exact
+from asdsim.result import load
+from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.graph import build_graph
 from asdsim.walk.path import path_of
 from asdsim.walk.request import STEPS

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from asdsim.capture.hf import eos_ids_of
-from asdsim.capture.lm import LanguageModel, left_pad
-from asdsim.capture.models import load_model
 from asdsim.capture.run import encode
 from asdsim.capture.tasks import load_prompts
 from asdsim.capture.tasks.gsm8k import SUFFIX
+from asdsim.engines.transformers.forward import LanguageModel, left_pad
+from asdsim.engines.transformers.load import load_model
+from asdsim.engines.transformers.model import eos_ids_of
 
 HELD_OUT = ("gsm8k", "humaneval", "mt-bench")
 """Tasks that heads are scored on, all of their prompts."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asdsim.cost import from_rows
+from asdsim.evaluate.cost import from_rows
 
 getcontext().prec = 40
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,12 +20,12 @@ import numpy as np
 
 from asdsim.capture.drafters import make_drafter
 from asdsim.capture.loop import decode
-from asdsim.capture.models import load_target
 from asdsim.capture.record import Recorder, scan
 from asdsim.capture.run import Plan, make_requests
 from asdsim.capture.tasks import load_prompts
-from asdsim.policy import STRICT, Policy
-from asdsim.rule import decide
+from asdsim.engines.transformers.load import load_target
+from asdsim.rules.asd import decide
+from asdsim.rules.settings import STRICT, Policy
 
 PUBLISHED = Policy(8.0, 0.25, 2.0)
 BATCH = 16

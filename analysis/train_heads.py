@@ -42,11 +42,11 @@ from asdsim.capture.drafters.formats import read_checkpoint
 from asdsim.capture.drafters.heads import Head, head_class, output_head
 from asdsim.capture.drafters.medusa import Medusa
 from asdsim.capture.loop import decode
-from asdsim.capture.models import load_model, load_target
 from asdsim.capture.record import Recorder
 from asdsim.capture.run import Plan, make_requests
 from asdsim.capture.tasks import load_prompts
-from asdsim.policy import STRICT
+from asdsim.engines.transformers.load import load_model, load_target
+from asdsim.rules.settings import STRICT
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 MEDUSA_HEADS = 5

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from asdsim.api import load
 from asdsim.capture.cover import BatchRunner, FaithfulRunner, Job, Missing
 from asdsim.capture.reload import load_pair, recorder_of
+from asdsim.result import load
 from asdsim.trace.graph import prefix_tokens
 
 

@@ -15,19 +15,19 @@ __all__ = ["AsdsimError", "Grid", "Policy", "Result", "Trace", "__version__", "l
 
 _HOMES = {
     "AsdsimError": "errors",
-    "Grid": "policy",
-    "Policy": "policy",
-    "Result": "api",
+    "Grid": "rules.settings",
+    "Policy": "rules.settings",
+    "Result": "result",
     "Trace": "trace.reader",
-    "load": "api",
-    "replay": "api",
-    "replay_breakpoints": "api",
+    "load": "result",
+    "replay": "result",
+    "replay_breakpoints": "result",
 }
 
 if TYPE_CHECKING:
-    from .api import Result, load, replay, replay_breakpoints
     from .errors import AsdsimError
-    from .policy import Grid, Policy
+    from .result import Result, load, replay, replay_breakpoints
+    from .rules.settings import Grid, Policy
     from .trace.reader import Trace
 
 

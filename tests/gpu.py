@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import asdsim
-from asdsim.policy import Grid
+from asdsim.rules.settings import Grid
 from asdsim.trace.graph import Graph, build_graph
 from asdsim.walk.sweep import OFF_TRACE, cuda_missing, walk_grid
 from tests.twins.cases import adversarial, random_trace, small_grid

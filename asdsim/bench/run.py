@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..policy import Grid
+from ..rules.settings import Grid
 from ..trace.graph import Graph, build_graph
 from ..walk.request import ACCEPTED, STEPS
 from ..walk.sweep import sweep_graph, walk_grid
@@ -206,7 +206,7 @@ PEERS: dict[str, Callable[[Graph, Grid, bool], float]] = {
 
 def time_graph(trace: Path) -> dict[str, float | None]:
     """Return ns per (step, setting) on a covered trace, and in recorded order on its captured path alone."""
-    from ..trace.memory import MemoryTrace
+    from ..records import MemoryTrace
     from ..trace.reader import read_trace
 
     source = read_trace(trace)

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..convert import read_rows
 from ..errors import UsageError
-from ..policy import STRICT, Grid
+from ..formats.acceptance import read_rows
+from ..rules.settings import STRICT, Grid
 from ..trace.graph import END, MISSING, Graph
 from ..walk.request import STEPS, TOKENS
 from ..walk.sweep import walk_grid

@@ -16,12 +16,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..engines.protocol import Drafter, DrafterSession, Logits, Proposal, Target, TargetSession
+from ..records import MemoryTrace, RequestRecord, StepRecord
 from ..trace.graph import Graph, build_graph, edge_tokens_of
-from ..trace.memory import MemoryTrace
-from ..trace.records import RequestRecord, StepRecord
 from .interrupt import uninterrupted
 from .loop import check_proposal
-from .protocol import Drafter, DrafterSession, Logits, Proposal, Target, TargetSession
 from .record import Recorder, scan
 
 DEFAULT_BATCH = 32

@@ -12,12 +12,12 @@ from math import isfinite
 from time import perf_counter
 from typing import Any
 
+from ..engines.protocol import Drafter, Proposal, Target
 from ..errors import CaptureError
-from ..layout import DEFAULT, lay_block
-from ..policy import Policy
-from ..rule import ACCEPT, GATE, accept, decide, settle_of
-from ..trace.records import NO_PARENT, RequestRecord, StepRecord
-from .protocol import Drafter, Proposal, Target
+from ..records import NO_PARENT, RequestRecord, StepRecord
+from ..rules.asd import ACCEPT, GATE, accept, decide, settle_of
+from ..rules.scoring import DEFAULT, lay_block
+from ..rules.settings import Policy
 from .record import Recorder, Scan, check_ids, scan
 
 
@@ -38,7 +38,7 @@ class Outcome:
     relaxed : int
         N, mismatches accepted.
     verdict : int
-        Why it ended, see :mod:`asdsim.rule`.
+        Why it ended, see :mod:`asdsim.rules.asd`.
     """
 
     num_draft_tokens: int
@@ -215,7 +215,7 @@ def decode(
     target, drafter : Target, Drafter
     request : RequestRecord
     policy : Policy
-        :data:`asdsim.policy.STRICT` for strict matching.
+        :data:`asdsim.rules.settings.STRICT` for strict matching.
     num_draft_tokens : int
         K asked of the drafter in every step, whatever is left of the token limit.
     recorder : Recorder or None

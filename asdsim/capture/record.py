@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..engines.protocol import Logits, Proposal
 from ..errors import CaptureError, UsageError, unknown_name
-from ..trace.records import FORBIDDEN_LOGIT, StepRecord
+from ..records import FORBIDDEN_LOGIT, StepRecord
 from ..trace.schema import DIVERGENCES, MIN_TOP_K
-from .protocol import Logits, Proposal
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Scan:
     Attributes
     ----------
     logits : float32 tensor (K + 1, V)
-        -inf replaced by :data:`asdsim.trace.records.FORBIDDEN_LOGIT`.
+        -inf replaced by :data:`asdsim.records.FORBIDDEN_LOGIT`.
     argmax_ids : int32 (K + 1,)
         y_i, lowest id on a tie.
     draft_logits : float32 (K,)

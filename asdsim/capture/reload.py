@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..engines.protocol import Drafter, Target
 from ..errors import CaptureError
 from ..trace.manifest import Manifest
-from .protocol import Drafter, Target
 from .record import Recorder
 
 
@@ -28,8 +28,8 @@ def load_pair(
     CaptureError
         If a model cannot be had, or is not the one that the trace was captured with.
     """
+    from ..engines.transformers.load import load_target
     from .drafters import make_drafter
-    from .models import load_target
 
     recorded = manifest.target
     loading = {"dtype": recorded.get("dtype", "auto"), "device": recorded.get("device", "auto"), "offline": offline}

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from ..engines.transformers.load import DTYPES, check_name
 from ..errors import CaptureError, UsageError, unknown_name
-from ..policy import STRICT, Policy
+from ..records import RequestRecord
+from ..rules.settings import STRICT, Policy
 from ..stats import ratio_interval
 from ..trace.join import NOTE, parse_shard, shard_path
 from ..trace.manifest import MANIFEST, PLANNED, Manifest
-from ..trace.records import RequestRecord
 from ..trace.schema import DIVERGENCES, MIN_TOP_K
 from .drafters import check_overrides, check_spec, parse_layer_ids
 from .interrupt import uninterrupted
-from .models import DTYPES, check_name
 from .tasks import Prompt, check_tasks, load_prompts
 
 RULES = ("strict", "asd")
@@ -60,7 +60,7 @@ class Plan:
         Put prompts through the target's chat template, where it has one.
     seed : int
     revision, dtype, device, logits_dtype, offline, trust_remote_code
-        See :func:`asdsim.capture.models.load_model`.
+        See :func:`asdsim.engines.transformers.load.load_model`.
     resume : bool
         Continue a trace that is not finished.
     flush_every : int, optional
@@ -140,7 +140,7 @@ class Plan:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """Arguments for :func:`asdsim.capture.models.load_model` that target and drafter share."""
+        """Arguments for :func:`asdsim.engines.transformers.load.load_model` that target and drafter share."""
         return {
             "dtype": self.dtype,
             "device": self.device,
@@ -342,8 +342,8 @@ def capture(plan: Plan, progress: Callable[[int, int, int], None] | None = None)
         On anything that a user can mend. Nothing is written before all prompts and models have been checked.
     """
     prompts = load_prompts(plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline)
+    from ..engines.transformers.load import load_target
     from .drafters import make_drafter
-    from .models import load_target
 
     target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading)
     drafter = make_drafter(

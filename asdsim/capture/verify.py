@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..policy import Policy
-from ..trace.records import RequestRecord, StepRecord
+from ..engines.protocol import Drafter, Target
+from ..records import RequestRecord, StepRecord
+from ..rules.settings import Policy
 from .loop import decode
-from .protocol import Drafter, Target
 from .record import Recorder
 
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.0625}

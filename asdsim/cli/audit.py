@@ -50,24 +50,25 @@ def command(
         raise UsageError("give --policy FILE or --sweep", fix="one of them")
     if not timeout > 0 or memory < 64:
         raise UsageError("a program needs some time and 64 MB at least", fix="raise --timeout or --memory")
-    from .. import api
-    from ..audit import audit
-    from ..calibrate import read_policy
-    from ..scorers import parse_chosen
+    from .. import result as api
+    from ..evaluate.scorers import parse_chosen
     from ..stats import few
+    from ..studies.audit import audit
+    from ..studies.calibrate import read_policy
 
     chosen = parse_chosen(scorers)
     grid, record = read_policy(policy) if policy is not None else (None, None)
     source = api.load(trace)
     note_unfinished(source)
     if grid is None:
-        from ..completion import covered_settings
+        from ..trace.covered import covered_settings
 
         grid = covered_settings(source)
-    from ..capture.text import load_decoder
+    from ..engines.transformers.text import load_decoder
 
     found = audit(
-        source, grid, load_decoder(source.manifest, tokenizer=tokenizer, offline=offline), policy=record, chosen=chosen,
+        source, grid, load_decoder(source.manifest.target, tokenizer=tokenizer, offline=offline), policy=record,
+        chosen=chosen,
         allow_code=allow_code, timeout=timeout, memory=memory << 20, cost=cost_of(cost, source), resamples=resamples,
         seed=seed,
     )  # fmt: skip
@@ -125,7 +126,7 @@ def _provenance(trace: Any) -> dict[str, Any]:
 
 
 def _unscored(trace: Any, chosen: dict[str, str], allow_code: bool) -> dict[str, str]:
-    from ..scorers import OPEN, scorer_name
+    from ..evaluate.scorers import OPEN, scorer_name
 
     found = {}
     for record in trace.request_records():

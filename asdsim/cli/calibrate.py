@@ -101,7 +101,7 @@ def command(
     limits = (max_regret_per_token, max_divergence, max_length_change, max_accuracy_drop)
     if any(limit is not None and not limit >= 0 for limit in limits):
         raise UsageError("a limit is negative or no number")
-    from ..policy import Grid, axis_values
+    from ..rules.settings import Grid, axis_values
 
     given = [axis is not None for axis in (B, g, M)]
     grid = None
@@ -111,10 +111,10 @@ def command(
         assert B is not None and g is not None and M is not None
         grid = Grid.product(B, g, M, semantics)
     cap = axis_values("M", M)[0] if method == "quantile" and M is not None else 1.0
-    from .. import api
-    from ..calibrate import HEADLINE, Limits, calibrate, policy_record, write_policy
-    from ..completion import covered_settings
+    from .. import result as api
     from ..stats import few
+    from ..studies.calibrate import HEADLINE, Limits, calibrate, policy_record, write_policy
+    from ..trace.covered import covered_settings
 
     trace = api.load(calibration)
     note_unfinished(trace)
@@ -191,10 +191,10 @@ def _scorer(
     trace: Any, scorers: tuple[str, ...], allow_code: bool, timeout: float, memory: int, tokenizer: str | None,
     offline: bool,
 ) -> Any:  # fmt: skip
-    from ..capture.text import load_decoder
-    from ..scorers import make_scorer, parse_chosen
+    from ..engines.transformers.text import load_decoder
+    from ..evaluate.scorers import make_scorer, parse_chosen
 
-    decode = load_decoder(trace.manifest, tokenizer=tokenizer, offline=offline)
+    decode = load_decoder(trace.manifest.target, tokenizer=tokenizer, offline=offline)
     return make_scorer(
         trace.request_records(), decode, chosen=parse_chosen(scorers), allow_code=allow_code, timeout=timeout,
         memory=memory << 20,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError, unknown_name
-from ..policy import Policy, parse_axis
+from ..rules.settings import Policy, parse_axis
 from .common import config_option, counted, json_option, note, print_json, progress_bar
 
 

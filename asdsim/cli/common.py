@@ -172,7 +172,7 @@ def rule_options(required: bool = True, *, exact: bool = False) -> Callable[[Cal
 
 def _upper(B: str | None) -> float | None:
     """Return the end of ``exact[:UPPER]``, None for a B that is a list."""
-    from ..policy import parse_axis
+    from ..rules.settings import parse_axis
 
     word, colon, end = (B or "").strip().partition(":")
     if word != "exact":
@@ -189,8 +189,8 @@ def _grids(
     required: bool, B: str | None, g: str | None, M: str | None, rule: str, param: tuple[str, ...], semantics: str,
     regret: str, value: str, ledger: str, no_gate: bool,
 ) -> Any:  # fmt: skip
-    from ..policy import Grid, rule_grids
     from ..rules import get_rule
+    from ..rules.settings import Grid, rule_grids
 
     if rule != "asd":
         get_rule(rule)

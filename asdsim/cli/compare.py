@@ -12,7 +12,7 @@ from ..errors import UsageError
 from .common import TracePath, config_option, json_option, note, print_json
 
 if TYPE_CHECKING:
-    from ..compare import Comparison
+    from ..studies.compare import Comparison
 
 
 @click.command("compare")
@@ -49,9 +49,9 @@ def command(
         raise UsageError("--risk says nothing without --level", fix="add --level NUMBER")
     if device == "reference":
         raise UsageError("the reference walk is too slow for a comparison", fix="use --device cpu or cuda")
-    from .. import api
-    from ..compare import RISKS, compare
+    from .. import result as api
     from ..rules import NAMES
+    from ..studies.compare import RISKS, compare
 
     rules = [name.strip() for name in names.split(",")] if names is not None else ["asd", *NAMES]
     found = compare(
@@ -60,8 +60,8 @@ def command(
     )  # fmt: skip
     title = "published settings" if level is None else f"{RISKS[risk].partition(',')[0]} <= {level:g}"
     if output is not None:
-        from .. import plots
-        from ..plots_compare import compared_rules
+        from ..plots import draw as plots
+        from ..plots.rules import compared_rules
 
         words = f"asdsim compare {trace}" + ("" if level is None else f" --risk {risk} --level {level:g}")
         record = plots.provenance(f"{words} -o {output}", source={"trace": str(trace)})
@@ -79,7 +79,7 @@ def command(
 
 def print_table(found: Comparison, title: str) -> None:
     """Print the rows, a verdict on ASD, and what the figures may be taken for."""
-    from ..plots_compare import name_of
+    from ..plots.rules import name_of
     from ..stats import few
 
     click.echo(f"{title}; a draft token costs {found.draft_cost:.3g} verifications ({found.cost_source})")

@@ -12,7 +12,7 @@ from ..errors import UsageError
 from .common import TracePath, counted, json_option, note, print_json, rule_options
 
 if TYPE_CHECKING:
-    from ..policy import Grid
+    from ..rules.settings import Grid
 
 NOT_REPLAYABLE = "a regret sample, not replayable: it holds first rejections with a positive regret and nothing else"
 
@@ -45,9 +45,9 @@ def command(source: Path, grids: list[Grid] | None, kind: str, output: Path | No
 
 
 def _trace(source: Path, grids: list[Grid] | None, output: Path | None) -> tuple[dict[str, Any], list[str]]:
-    from .. import api
-    from ..convert import acceptance_records, summary_of
-    from ..policy import STRICT
+    from .. import result as api
+    from ..formats.acceptance import acceptance_records, summary_of
+    from ..rules.settings import STRICT
 
     if grids is not None and (len(grids) != 1 or len(grids[0]) != 1):
         raise UsageError(f"{sum(map(len, grids))} settings given", fix="give one value of each parameter")
@@ -61,7 +61,7 @@ def _trace(source: Path, grids: list[Grid] | None, output: Path | None) -> tuple
 
 
 def _file(source: Path, kind: str, output: Path | None) -> tuple[dict[str, Any], list[str]]:
-    from ..convert import read, summary_of
+    from ..formats.acceptance import read, summary_of
 
     chosen, found = read(source, kind)
     if chosen == "acceptance":

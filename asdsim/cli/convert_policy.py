@@ -32,7 +32,7 @@ def command(
     CONFIG is a JSON configuration of the reference implementation: risk_budget, max_regret_per_value and
     max_relaxed_tokens_per_block, or DSpark's B, g, m, value_scheme and block_size.
     """
-    from ..convert_policy import config_of, convert_policy, read_config, setting
+    from ..formats.policies import config_of, convert_policy, read_config, setting
     from ..trace.writer import write_atomically
 
     if config is not None:

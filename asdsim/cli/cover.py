@@ -11,7 +11,7 @@ from ..errors import UsageError
 from .common import TracePath, config_option, counted, json_option, note, print_json, progress_bar, rule_options
 
 if TYPE_CHECKING:
-    from ..policy import Grid
+    from ..rules.settings import Grid
 
 
 @click.command("cover")
@@ -42,7 +42,7 @@ def command(
                                 ("group", group, 1), ("kv-gb", kv_gb, 0)):  # fmt: skip
         if value is not None and not lowest <= value < float("inf"):
             raise UsageError(f"--{flag} {value} is out of range", fix=f"give a number of at least {lowest}")
-    from ..completion import cover_trace
+    from ..live.cover import cover_trace
 
     with progress_bar(1, "cover", "pair") as bar:
 

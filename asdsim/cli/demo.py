@@ -41,8 +41,8 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
         clock[name] = time.perf_counter() - start - sum(clock.values())
 
     from ..capture.drafters import make_drafter
-    from ..capture.models import load_target
     from ..capture.tasks import load_prompts
+    from ..engines.transformers.load import load_target
 
     note("asdsim: loading SmolLM2-135M-Instruct")
     prompts = load_prompts(plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline)
@@ -54,8 +54,8 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
         capture_with(*models, prompts, plan, lambda done, _total, _tokens: bar.update(done - bar.n))
     lap("capture")
 
-    from ..completion import cover_with
-    from ..policy import Grid
+    from ..live.cover import cover_with
+    from ..rules.settings import Grid
     from ..trace.writer import TraceWriter
 
     covered = Grid.product(**COVERED)
@@ -69,7 +69,7 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
         done = cover_with(writer, models, covered, report=report)
     lap("cover")
 
-    from .. import api
+    from .. import result as api
     from .plot import plot_trace
     from .replay import print_table
 

@@ -40,13 +40,13 @@ def command(
     given = [axis is not None for axis in (B, g, M)]
     if any(given) and not all(given):
         raise UsageError("--B, --g and --M belong together", fix="give all three, or none for the covered grids")
-    from ..policy import Grid
+    from ..rules.settings import Grid
 
     grid = Grid.product(B, g, M, semantics) if B is not None and g is not None and M is not None else None
-    from .. import api
-    from ..completion import covered_settings
-    from ..fidelity import measure
+    from .. import result as api
     from ..stats import few
+    from ..studies.fidelity import measure
+    from ..trace.covered import covered_settings
 
     source = api.load(trace)
     found = measure(source, grid or covered_settings(source), seed=seed)
@@ -69,7 +69,8 @@ def command(
         if text := few(found.requests):
             note(text)
     if output is not None:
-        from .. import plots, plots_exact
+        from ..plots import draw as plots
+        from ..plots import exact as plots_exact
 
         record = plots.provenance(f"asdsim fidelity {trace} -o {output}", source={"trace": str(trace)})
         for path in plots.save(plots_exact.fidelity_errors(found.settings), output / "fidelity", record):

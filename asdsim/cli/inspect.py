@@ -21,8 +21,8 @@ def command(trace: Path, no_checksums: bool, as_json: bool) -> None:
     Every checksum, row and edge is checked; the first thing that cannot be is named, with exit status 2. Acceptance is
     that of strict matching at the prefixes that decoding met.
     """
+    from ..evaluate.summary import summarise
     from ..trace.reader import read_trace
-    from ..trace.summary import summarise
 
     summary = summarise(read_trace(trace, verify=not no_checksums))
     if as_json:

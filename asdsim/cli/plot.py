@@ -44,7 +44,7 @@ def command(
     replayed first, and gives the distribution of regret as well.
     """
     from ..errors import UsageError
-    from ..policy import parse_axis
+    from ..rules.settings import parse_axis
 
     asked = {"B": B, "g": g, "M": M}
     axes = {name: parse_axis(name, text) for name, text in asked.items() if text is not None}
@@ -71,7 +71,7 @@ def command(
 
 def plot_sweep(source: Path, output: Path, axes: dict[str, list[float]], command_line: str) -> list[Path]:
     """Draw what a table of results allows; returns the files written."""
-    from .. import plots
+    from ..plots import draw as plots
 
     frame, made_from = read_sweep(source)
     others = [name for name in frame["rule"].unique().to_list() if name != "asd"] if "rule" in frame.columns else []
@@ -88,7 +88,8 @@ def plot_sweep(source: Path, output: Path, axes: dict[str, list[float]], command
 
 def plot_trace(source: Path, output: Path, grid: dict[str, Any], off_trace: str, command_line: str) -> list[Path]:
     """Replay a trace under a grid and draw every figure; returns the files written."""
-    from .. import api, plots
+    from .. import result as api
+    from ..plots import draw as plots
 
     trace = api.load(source)
     result = api.replay(trace, **grid, off_trace=off_trace)

@@ -10,8 +10,8 @@ import click
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from ..cost import CostModel
-    from ..quality import Quality
+    from ..evaluate.cost import CostModel
+    from ..evaluate.quality import Quality
     from ..trace.reader import Trace
 
 FORMATS = {
@@ -73,7 +73,7 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def cost_of(spec: str, trace: Trace) -> CostModel | None:
     """Return the cost model that ``--cost`` names."""
-    from ..cost import fit_trace, read_cost
+    from ..evaluate.cost import fit_trace, read_cost
 
     if spec == "none":
         return None

@@ -25,9 +25,9 @@ from .quality_options import cost_of
 if TYPE_CHECKING:
     import polars as pl
 
-    from ..api import Result
-    from ..cost import CostModel
-    from ..policy import Grid
+    from ..evaluate.cost import CostModel
+    from ..result import Result
+    from ..rules.settings import Grid
 
 MAX_ROWS = 24
 """Rows that the table on a terminal shows."""
@@ -91,7 +91,7 @@ def command(
     check_table(output)
     if output is not None and not output.parent.is_dir():
         raise UsageError("no such directory", where=str(output.parent))
-    from .. import api
+    from .. import result as api
 
     total = sum(len(grid) for grid in grids)
     source: Any = trace if len(grids) == 1 else api.load(trace)
@@ -178,7 +178,7 @@ INTERVALS = {"tokens/step": "mean_acceptance_length", "regret mean": "regret_spe
 
 def _intervals(result: Result, rows: Sequence[int], cost: CostModel | None) -> list[dict[str, list[float]]]:
     """Return the 95 % intervals of some rows, by figure: [value, low, high]; none for pooled and the oracle."""
-    from ..quality import judge, take
+    from ..evaluate.quality import judge, take
 
     if result.off_trace == "pooled" or result.device == "reference" or not result.graph.num_requests or not len(rows):
         return [{} for _ in rows]

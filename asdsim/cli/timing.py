@@ -40,10 +40,10 @@ def command(
         raise UsageError(f"--max-drift {max_drift} is no per cent")
     if cost == "none":
         raise UsageError("timing compares with a prediction", fix="leave --cost out, or name step times")
-    from .. import api
-    from ..calibrate import read_policy
+    from .. import result as api
+    from ..live.timing import RUNS, time_policy
     from ..stats import few
-    from ..timing import RUNS, time_policy
+    from ..studies.calibrate import read_policy
 
     grid, record = read_policy(policy)
     model = None if cost == "trace" else cost_of(cost, api.load(trace))

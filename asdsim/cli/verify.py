@@ -11,7 +11,7 @@ from ..errors import UsageError
 from .common import TracePath, config_option, counted, json_option, note, print_json, progress_bar, rule_options
 
 if TYPE_CHECKING:
-    from ..policy import Grid
+    from ..rules.settings import Grid
 
 
 @click.command("verify")
@@ -40,7 +40,7 @@ def command(
         raise UsageError(f"--sample {sample} draws nothing", fix="give at least 1")
     if near_tie is not None and not near_tie >= 0:
         raise UsageError(f"--near-tie {near_tie} is no margin", fix="give a number >= 0, in logits")
-    from ..completion import verify_trace
+    from ..live.verify import verify_trace
 
     with progress_bar(1, "verify", "pair") as bar:
 

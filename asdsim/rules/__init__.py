@@ -1,7 +1,7 @@
 """Acceptance rules other than ASD, one file each, found by name and imported when asked for.
 
 Adding a rule: write ``NAME.py`` with a ``RULE``, and put the name here; an oracle goes into
-:mod:`asdsim.walk.reference_rules`, and the twin tests then run it.
+:mod:`asdsim.oracle.rules`, and the twin tests then run it.
 """
 
 from __future__ import annotations

@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .manifest import Manifest
     from .reader import Trace, read_trace
-    from .records import RequestRecord, StepRecord
     from .writer import TraceWriter
 
 _HOME = {
     "Manifest": "manifest",
-    "RequestRecord": "records",
-    "StepRecord": "records",
     "Trace": "reader",
     "TraceWriter": "writer",
     "read_trace": "reader",
@@ -29,4 +26,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 
-__all__ = ["Manifest", "RequestRecord", "StepRecord", "Trace", "TraceWriter", "read_trace"]
+__all__ = ["Manifest", "Trace", "TraceWriter", "read_trace"]

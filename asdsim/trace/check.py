@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import TraceError
-from .records import FORBIDDEN_LOGIT
+from ..records import FORBIDDEN_LOGIT
 from .schema import DIVERGENCES
 from .stored import Origin, Trace
 from .tables import is_valid

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TraceError
-from ..layout import DEFAULT, Layout, Rows, is_mismatch, lay_out, run_lengths
-from .records import FORBIDDEN_LOGIT
+from ..records import FORBIDDEN_LOGIT
+from ..rules.scoring import DEFAULT, Layout, Rows, is_mismatch, lay_out, run_lengths
 
 if TYPE_CHECKING:
-    from .memory import StepTables
+    from ..records import StepTables
 
 END, MISSING = -1, -2
 """Values of ``edge_next`` (and of ``root``) that are no step."""
@@ -57,7 +57,7 @@ class Graph:
         r_i in logits.
     mm_score, mm_charge : float64 (m,)
         What the rule compares with its gate, and what it adds to the ledger: r_i / q_i and r_i for ASD; see
-        :mod:`asdsim.layout`.
+        :mod:`asdsim.rules.scoring`.
     edge_next : int32 (S + m,)
         Next step, ``END`` or ``MISSING``.
     edge_accepted, edge_tokens : int32 (S + m,)

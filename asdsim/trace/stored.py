@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import TraceError
+from ..records import RequestRecord, StepRecord
 from .manifest import Manifest
-from .records import RequestRecord, StepRecord
 from .schema import BY_NAME, DIVERGENCES, TABLES
 from .tables import Array, to_numpy
 

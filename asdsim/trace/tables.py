@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import TraceError
-from .records import NO_PARENT, RequestRecord, StepRecord
+from ..records import NO_PARENT, RequestRecord, StepRecord
 from .schema import BEYOND_TOP, DIVERGENCES, IMPLIED, SPREAD, columns_of, file_schema, spread_names, table_schema
 
 Array = npt.NDArray[Any]

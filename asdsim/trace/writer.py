@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
+from ..records import RequestRecord, StepRecord
 from . import manifest as manifests
 from .manifest import MANIFEST, SHARD_NAME, Manifest, Shard
 from .reader import Trace, build_trace, load_manifest, read_shard, read_trace
-from .records import RequestRecord, StepRecord
 from .schema import TABLES, parquet_options
 from .tables import pack, positions_table, requests_table, steps_table
 

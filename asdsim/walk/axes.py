@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..policy import Grid
+from ..rules.settings import Grid
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]

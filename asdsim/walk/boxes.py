@@ -16,8 +16,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from .. import rule
-from ..rule import ACCEPT, BUDGET, CAP, GATE, judge, settle
+from ..rules import asd as rule
+from ..rules.asd import ACCEPT, BUDGET, CAP, GATE, judge, settle
 from .compiled import compile_cached, compiled_settle, helper, named
 from .request import (
     ACCEPTED,

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import rule
 from ..errors import UsageError
-from ..rule import BUDGET, accept_block, judge, settle
+from ..rules import asd as rule
+from ..rules.asd import BUDGET, accept_block, judge, settle
 from ..trace.graph import Graph
 from .compiled import COMPILING, compile_cached, compiled_settle, helper, is_cached, named
 from .request import go_on

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import rule
+from ..rules import asd as rule
 from . import request
 
 COMPILING = "compiling the kernel for this machine, once; some seconds"
@@ -37,7 +37,7 @@ def compile_cached(jit: Callable[..., Any], function: Callable[..., Any], **opti
 
 
 def to_single(x):  # type: ignore[no-untyped-def]
-    """Round to float32; what :func:`asdsim.rule.single` is in compiled code."""
+    """Round to float32; what :func:`asdsim.rules.asd.single` is in compiled code."""
     return np.float64(np.float32(x))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numba
 import numpy as np
 
-from .. import rule
-from ..rule import BUDGET, CAP, GATE
+from ..rules import asd as rule
+from ..rules.asd import BUDGET, CAP, GATE
 from . import request
 from .compiled import compile_cached, compiled_settle, helper, named
 from .request import (
@@ -107,7 +107,7 @@ def run(
     off_trace : int
         ``STOP``, ``ALIGNED`` or ``RECORDED``.
     semantics : str
-        A key of :data:`asdsim.rule.JUDGES`.
+        A key of :data:`asdsim.rules.asd.JUDGES`.
     threads : int
         0 takes every core that this process may use; results do not depend on it.
 

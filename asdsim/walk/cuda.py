@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import rule
-from ..rule import BUDGET, CAP, GATE
+from ..rules import asd as rule
+from ..rules.asd import BUDGET, CAP, GATE
 from .boxes import BASE_ACCEPTED, BASE_STEPS, BASE_TOKENS, EXACT, HISTOGRAM, KEPT, LOST_STEPS, LOST_TOKENS
 from .request import (
     ACCEPTED,
@@ -203,7 +203,7 @@ def spread_kernel(spent, above, total, highest, at_low, at_high):  # type: ignor
 
 
 def to_single(x):  # type: ignore[no-untyped-def]
-    """Round to float32; what :func:`asdsim.rule.single` is in compiled code."""
+    """Round to float32; what :func:`asdsim.rules.asd.single` is in compiled code."""
     return np.float64(np.float32(x))
 
 
@@ -381,7 +381,7 @@ def machine_code(name: str, semantics: str, capability: tuple[int, int]) -> Mach
     name : str
         A key of :data:`KERNELS`.
     semantics : str
-        A key of :data:`asdsim.rule.JUDGES`.
+        A key of :data:`asdsim.rules.asd.JUDGES`.
     capability : (int, int)
         Compute capability, for example (9, 0).
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..policy import Grid
+from ..rules.settings import Grid
 from ..trace.graph import Graph
 from .request import STEPS
 from .sweep import CHUNK_BYTES, walk_grid

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ..policy import Grid
+from ..rules.settings import Grid
 from ..trace.graph import Graph
 from . import boxes, cuda
 from . import request as columns

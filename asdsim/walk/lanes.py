@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import rule
-from ..rule import ACCEPT, BUDGET, GATE, judge, settle
+from ..rules import asd as rule
+from ..rules.asd import ACCEPT, BUDGET, GATE, judge, settle
 from . import request
 from .compiled import compile_cached, compiled_settle, helper, named
 

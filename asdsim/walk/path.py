@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import rule
-from ..policy import Policy
+from ..rules import asd as rule
+from ..rules.settings import Policy
 from ..trace.graph import MISSING, Graph
 
 

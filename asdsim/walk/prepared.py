@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import rule
-from ..rule import CAP, GATE, judge
+from ..rules import asd as rule
+from ..rules.asd import CAP, GATE, judge
 from ..trace.graph import END, MISSING, Graph
 from .compiled import compile_cached, helper, named
 from .lanes import AT_LEFT, AT_RELAXED

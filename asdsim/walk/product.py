@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..policy import Grid
+from ..rules.settings import Grid
 from ..trace.graph import Graph
 from . import boxes, lanes, spread
 from . import request as columns

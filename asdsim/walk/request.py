@@ -4,7 +4,7 @@ Per step only mismatches are visited. ``accept_block`` decides; the edge that it
 committed and where the walk stands next.
 """
 
-from ..rule import ACCEPT, accept_block, settle
+from ..rules.asd import ACCEPT, accept_block, settle
 
 STEPS, DRAFTED, ACCEPTED, TOKENS, RELAXED, BY_GATE, BY_BUDGET, BY_CAP, LEFT = range(9)
 """Columns of the counts that one walk fills. ``LEFT`` counts edges that were not captured; 0 means an exact walk."""

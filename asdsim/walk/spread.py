@@ -158,7 +158,7 @@ def kernel() -> Any:
     """Return ``spread`` compiled."""
     import numba
 
-    from .. import rule
+    from ..rules import asd as rule
 
     names = {"select": helper(named(rule.bind(select), "all"))}
     return compile_cached(numba.njit, named(rule.bind(spread, **names), "all"), nogil=True)

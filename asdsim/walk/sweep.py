@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError, unknown_name
-from ..metrics import masked_quantile, ratio
-from ..policy import STRICT, Grid
+from ..rules.settings import STRICT, Grid
+from ..stats import masked_quantile, ratio
 from ..trace.graph import Graph
 from . import request as columns
 from .axes import axes_of
@@ -152,7 +152,7 @@ def sweep(
     Returns
     -------
     dict of ndarray (n,)
-        The figures of :data:`asdsim.metrics.COLUMNS`; ``acceptance_histogram`` is (n, largest K + 1).
+        The figures of :data:`asdsim.evaluate.figures.COLUMNS`; ``acceptance_histogram`` is (n, largest K + 1).
     """
     strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
     size = max(1, CHUNK_BYTES // max(1, num_requests * (4 * NUM_COUNTS + 16)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asdsim import rule
 from asdsim.bench import run
 from asdsim.bench.synthetic import synthetic_graph
-from asdsim.policy import Grid
+from asdsim.rules import asd as rule
+from asdsim.rules.settings import Grid
 from asdsim.trace.graph import Graph, build_graph
 from asdsim.trace.reader import read_trace
 from asdsim.walk import spread

@@ -11,7 +11,7 @@ import pytest
 from asdsim.bench import children, peers, run, specdecode, synthetic
 from asdsim.cli import main
 from asdsim.errors import UsageError
-from asdsim.policy import STRICT, Grid
+from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.graph import build_graph
 from asdsim.trace.reader import read_trace
 from asdsim.walk.prepared import prepare

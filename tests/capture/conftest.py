@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asdsim.trace.records import RequestRecord
+from asdsim.records import RequestRecord
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -46,7 +46,7 @@ def llama() -> Any:
 @pytest.fixture(scope="session")
 def target(llama: Any) -> Any:
     """That Llama as a target."""
-    from asdsim.capture.hf import HFTarget
+    from asdsim.engines.transformers.model import HFTarget
 
     return HFTarget(llama, "tiny-llama")
 

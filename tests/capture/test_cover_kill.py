@@ -15,12 +15,13 @@ import pytest
 
 from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
-from asdsim.completion import cover_with, verify_trace
 from asdsim.errors import AsdsimError
-from asdsim.policy import STRICT, Grid
+from asdsim.live.cover import cover_with
+from asdsim.live.verify import verify_trace
+from asdsim.records import RequestRecord
+from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.manifest import Manifest
 from asdsim.trace.reader import read_trace
-from asdsim.trace.records import RequestRecord
 from asdsim.trace.writer import TraceWriter
 from tests.support.toymodels import ToyDrafter, ToyTarget
 

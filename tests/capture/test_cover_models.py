@@ -11,14 +11,15 @@ import pytest
 
 from asdsim.capture.cover import BatchRunner
 from asdsim.capture.drafters import make_drafter
-from asdsim.capture.hf import HFTarget
-from asdsim.capture.kvpool import PooledDrafter, PooledTarget
 from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
 from asdsim.capture.reload import check_exact, check_same
-from asdsim.completion import cover_with, verify_trace
+from asdsim.engines.transformers.kvpool import PooledDrafter, PooledTarget
+from asdsim.engines.transformers.model import HFTarget
 from asdsim.errors import CaptureError
-from asdsim.policy import STRICT, Grid, Policy
+from asdsim.live.cover import cover_with
+from asdsim.live.verify import verify_trace
+from asdsim.rules.settings import STRICT, Grid, Policy
 from asdsim.trace.manifest import Manifest
 from asdsim.trace.reader import read_trace
 from asdsim.trace.writer import TraceWriter

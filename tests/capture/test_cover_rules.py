@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from asdsim.api import replay_grid
 from asdsim.capture.drafters import make_drafter
 from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
-from asdsim.completion import cover_with, covered_grids, verify_trace
-from asdsim.policy import STRICT, Grid, rule_grids
+from asdsim.live.cover import cover_with
+from asdsim.live.verify import verify_trace
+from asdsim.result import replay_grid
+from asdsim.rules.settings import STRICT, Grid, rule_grids
+from asdsim.trace.covered import covered_grids
 from asdsim.trace.reader import read_trace
 from asdsim.trace.writer import TraceWriter
 

@@ -12,7 +12,7 @@ import torch
 from asdsim.capture.drafters import make_drafter
 from asdsim.capture.drafters.dspark import DSpark
 from asdsim.capture.drafters.formats import read_checkpoint
-from asdsim.capture.hf import HFTarget
+from asdsim.engines.transformers.model import HFTarget
 from asdsim.errors import CaptureError
 from tests.fixtures import headfiles
 from tests.support.heads import save

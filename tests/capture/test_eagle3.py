@@ -11,7 +11,7 @@ import torch
 
 from asdsim.capture.drafters import make_drafter
 from asdsim.capture.drafters.formats import Checkpoint, rope_of, taps_of
-from asdsim.capture.hf import HFTarget
+from asdsim.engines.transformers.model import HFTarget
 from asdsim.errors import CaptureError
 from tests.support.heads import HEADS, eagle3_config, eagle3_plain, eagle3_tensors, rms, save
 

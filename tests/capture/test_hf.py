@@ -14,13 +14,13 @@ import pytest
 from asdsim.capture.drafters import make_drafter
 from asdsim.capture.drafters.layer_skip import GreedyDrafter, skip_layers
 from asdsim.capture.drafters.model import ModelDrafter, check_same_tokenizer
-from asdsim.capture.hf import HFTarget, weights_sha256
 from asdsim.capture.loop import decode
-from asdsim.capture.protocol import Proposal
 from asdsim.capture.record import Recorder
+from asdsim.engines.protocol import Proposal
+from asdsim.engines.transformers.model import HFTarget, weights_sha256
 from asdsim.errors import AsdsimError, CaptureError, UsageError
-from asdsim.policy import STRICT, Policy
-from asdsim.trace.records import RequestRecord, StepRecord
+from asdsim.records import RequestRecord, StepRecord
+from asdsim.rules.settings import STRICT, Policy
 from tests.capture.conftest import EOS, VOCAB, generate, tiny_llama, word_tokenizer
 
 torch = pytest.importorskip("torch")

@@ -28,7 +28,8 @@ import os, signal, sys, json, threading
 import pyarrow.compute, torch, tqdm
 tqdm.tqdm.set_lock(threading.RLock())  # its own lock is shared by all children, and a killed one would keep it
 from transformers import AutoModelForCausalLM, AutoTokenizer
-import asdsim.capture.run, asdsim.capture.loop, asdsim.capture.hf, asdsim.trace.writer, asdsim.cli.capture
+import asdsim.capture.run, asdsim.capture.loop, asdsim.engines.transformers.model
+import asdsim.trace.writer, asdsim.cli.capture
 from asdsim.cli import main
 torch.set_num_threads(1)
 AutoModelForCausalLM.from_pretrained(sys.argv[1])(torch.tensor([[1, 2]]))

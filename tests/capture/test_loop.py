@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from asdsim.capture.loop import Decoded, decode
-from asdsim.capture.protocol import Drafter, Proposal, Target
 from asdsim.capture.record import Recorder
+from asdsim.engines.protocol import Drafter, Proposal, Target
 from asdsim.errors import CaptureError
-from asdsim.policy import STRICT, Policy
-from asdsim.rule import ACCEPT, BUDGET, CAP, GATE
-from asdsim.trace.records import RequestRecord
+from asdsim.records import RequestRecord
+from asdsim.rules.asd import ACCEPT, BUDGET, CAP, GATE
+from asdsim.rules.settings import STRICT, Policy
 
 VOCAB, EOS, WRONG = 16, 15, 14
 ALL = Policy(np.inf, np.inf, np.inf)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asdsim.capture.drafters import make_drafter
-from asdsim.capture.hf import HFTarget
+from asdsim.engines.transformers.model import HFTarget
 from asdsim.errors import CaptureError, UsageError
 from tests.support.heads import medusa_tensors, save
 

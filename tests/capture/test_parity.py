@@ -293,7 +293,7 @@ def test_the_other_block_layout_shows(name: str, llama: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", headfiles.names())
 def test_the_session_hands_over_the_states_that_transformers_shows(name: str, llama: Any, tmp_path: Path) -> None:
-    from asdsim.capture.hf import HFTarget
+    from asdsim.engines.transformers.model import HFTarget
 
     spec = headfiles.load(name)
     head = build(spec, 0, tmp_path / "head", llama)

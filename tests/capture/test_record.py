@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp, rel_entr, softmax
 
 from asdsim.capture.loop import Course
-from asdsim.capture.protocol import Proposal
 from asdsim.capture.record import Recorder, check_ids, divergences, ranks, scan, spread, top_k
+from asdsim.engines.protocol import Proposal
 from asdsim.errors import AsdsimError, CaptureError
-from asdsim.policy import STRICT, Policy
-from asdsim.rule import GATE
-from asdsim.trace.records import FORBIDDEN_LOGIT, RequestRecord
+from asdsim.records import FORBIDDEN_LOGIT, RequestRecord
+from asdsim.rules.asd import GATE
+from asdsim.rules.settings import STRICT, Policy
 
 
 def ordered(row: np.ndarray) -> np.ndarray:

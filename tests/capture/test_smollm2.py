@@ -18,7 +18,7 @@ LIMIT = 32
 
 @pytest.fixture(scope="module")
 def smollm2() -> Any:
-    from asdsim.capture.models import load_target
+    from asdsim.engines.transformers.load import load_target
 
     return load_target("smollm2-135m")
 
@@ -27,7 +27,7 @@ def test_zero_budget_is_what_generate_decodes(smollm2: Any, tmp_path: Path) -> N
     from asdsim.capture.drafters import make_drafter
     from asdsim.capture.run import Plan, capture_with
     from asdsim.capture.tasks import load_prompts
-    from asdsim.policy import Policy
+    from asdsim.rules.settings import Policy
     from asdsim.trace import read_trace
 
     plan = Plan(

@@ -13,7 +13,7 @@ import torch
 
 from asdsim.capture.drafters.formats import read_checkpoint
 from asdsim.capture.drafters.heads import head_class
-from asdsim.capture.lm import LanguageModel
+from asdsim.engines.transformers.forward import LanguageModel
 
 from .conftest import EOS, VOCAB, generate
 

@@ -14,7 +14,7 @@ import pytest
 import asdsim
 from asdsim.cli import COMMANDS, main
 from asdsim.cli.common import counted
-from asdsim.metrics import COLUMNS
+from asdsim.evaluate.figures import COLUMNS
 from asdsim.walk.path import path_of
 from tests.support.toytrace import ToyModel, write_toy_trace
 

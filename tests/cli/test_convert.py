@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from asdsim.convert import ImportRefused, check_acceptance, read, read_calibration, read_specdecode_bench
+from asdsim.formats.acceptance import ImportRefused, check_acceptance, read, read_calibration, read_specdecode_bench
 from tests.cli.test_rules import run, write
 
 # One published run (DeepSeek-V4-Flash with DSpark, 500 requests), native and under ASD.

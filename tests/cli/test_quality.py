@@ -12,8 +12,8 @@ import pytest
 
 from asdsim.cli import main
 from asdsim.errors import UsageError
-from asdsim.policy import Grid
-from asdsim.timing import time_policy
+from asdsim.live.timing import time_policy
+from asdsim.rules.settings import Grid
 from tests.support.toymodels import ToyDrafter, ToyTarget
 from tests.support.toytrace import ToyModel, write_toy_trace
 
@@ -32,7 +32,9 @@ def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, st
 @pytest.fixture
 def words(monkeypatch):
     """Decode to the number of tokens, without a tokenizer."""
-    monkeypatch.setattr("asdsim.capture.text.load_decoder", lambda *_, **__: lambda ids: f"\\boxed{{{len(ids)}}}")
+    monkeypatch.setattr(
+        "asdsim.engines.transformers.text.load_decoder", lambda *_, **__: lambda ids: f"\\boxed{{{len(ids)}}}"
+    )
 
 
 def test_calibrate_freezes_and_judges(capsys, tmp_path) -> None:
@@ -132,7 +134,7 @@ def test_audit_and_calibrate_say_what_the_scores_stand_on(capsys, tmp_path, word
     assert ended + cut == 24 and cut > 0
     _, out, _ = run(capsys, "audit", HELD, "--sweep", "--resamples", 50)
     assert "strict matching: " in out and "at the token limit" in out and "a drop of accuracy cannot show" in out
-    monkeypatch.setattr("asdsim.scorers.gsm8k.score", lambda text, reference: True)
+    monkeypatch.setattr("asdsim.evaluate.scorers.gsm8k.score", lambda text, reference: True)
     status, _, err = run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50, "--max-accuracy-drop", 0)
     assert status == 0
     assert "calibration: 8 of 24 requests have a score by gsm8k, strict matching has 8 right\n" in err

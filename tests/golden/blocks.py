@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from asdsim.policy import Grid, Policy, reading
+from asdsim.records import NO_PARENT, MemoryTrace, RequestRecord
+from asdsim.rules.settings import Grid, Policy, reading
 from asdsim.trace.graph import Graph, build_graph
-from asdsim.trace.memory import MemoryTrace
-from asdsim.trace.records import NO_PARENT, RequestRecord
 from asdsim.walk.request import ACCEPTED
 from asdsim.walk.sweep import walk_grid
 from tests.support.toygraph import record_step

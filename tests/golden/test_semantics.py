@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asdsim import rule
-from asdsim.layout import suffix_values
-from asdsim.policy import reading
-from asdsim.walk import reference
+from asdsim.oracle import walk as reference
+from asdsim.rules import asd as rule
+from asdsim.rules.scoring import suffix_values
+from asdsim.rules.settings import reading
 from tests.golden.blocks import READINGS, TABLE, walked
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from asdsim.capture.cover import BatchRunner, FaithfulRunner, cover
 from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
-from asdsim.policy import STRICT, Grid
+from asdsim.records import MemoryTrace, RequestRecord
+from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.graph import build_graph, edge_tokens_of
-from asdsim.trace.memory import MemoryTrace
-from asdsim.trace.records import RequestRecord
 from asdsim.walk import request as columns
 from asdsim.walk.demand import demand_of
 from asdsim.walk.sweep import walk_grid

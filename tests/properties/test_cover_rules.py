@@ -9,13 +9,12 @@ import pytest
 
 from asdsim.capture.cover import BatchRunner, cover
 from asdsim.capture.loop import decode
-from asdsim.capture.protocol import Drafter, DrafterSession, Proposal
 from asdsim.capture.record import Recorder
-from asdsim.policy import STRICT, Grid, rule_grids
+from asdsim.engines.protocol import Drafter, DrafterSession, Proposal
+from asdsim.records import MemoryTrace, RequestRecord
 from asdsim.rules import NAMES
+from asdsim.rules.settings import STRICT, Grid, rule_grids
 from asdsim.trace.graph import build_graph, edge_tokens_of
-from asdsim.trace.memory import MemoryTrace
-from asdsim.trace.records import RequestRecord
 from asdsim.walk import request as columns
 from asdsim.walk.demand import demand_of
 from asdsim.walk.sweep import walk_grid

@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asdsim import rule
-from asdsim.walk import reference
+from asdsim.oracle import walk as reference
+from asdsim.rules import asd as rule
 
 REGRET = st.one_of(st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0, 2.0]), st.floats(0.0, 20.0))
 LIMIT = st.one_of(st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0, 4.0, math.inf]), st.floats(0.0, 20.0))

@@ -8,11 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asdsim import rule
-from asdsim.policy import STRICT, Grid, Policy
+from asdsim.records import MemoryTrace, RequestRecord, StepRecord
+from asdsim.rules import asd as rule
+from asdsim.rules.settings import STRICT, Grid, Policy
 from asdsim.trace.graph import Graph, build_graph, edge_tokens_of
-from asdsim.trace.memory import MemoryTrace
-from asdsim.trace.records import RequestRecord, StepRecord
 from asdsim.walk import request as columns
 from asdsim.walk.sweep import Walks, walk_grid
 from tests.support.toygraph import toy_requests

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from asdsim import stats
-from asdsim.metrics import FIGURES
-from asdsim.policy import STRICT, Grid
-from asdsim.quality import COUNTS
+from asdsim.evaluate.figures import FIGURES
+from asdsim.evaluate.quality import COUNTS
+from asdsim.records import MemoryTrace
+from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.graph import build_graph
-from asdsim.trace.memory import MemoryTrace
 from asdsim.walk.sweep import walk_grid
 from tests.support.toygraph import toy_requests
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from asdsim.trace.records import NO_PARENT, RequestRecord, StepRecord
+from asdsim.records import NO_PARENT, RequestRecord, StepRecord
 
 TOP_K = 8
 

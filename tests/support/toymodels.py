@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asdsim.capture.protocol import Drafter, DrafterSession, Proposal, Target, TargetSession
+from asdsim.engines.protocol import Drafter, DrafterSession, Proposal, Target, TargetSession
 from tests.support.toygraph import toy_row
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from asdsim.records import NO_PARENT, RequestRecord, StepRecord
 from asdsim.trace.manifest import Manifest
-from asdsim.trace.records import NO_PARENT, RequestRecord, StepRecord
 from asdsim.trace.writer import TraceWriter
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from asdsim.layout import Rows, lay_out, run_lengths, uniform
-from asdsim.policy import Grid, reading, rule_grids
+from asdsim.oracle import walk as reference
+from asdsim.oracle.rules import ALLOWS
+from asdsim.records import RequestRecord
 from asdsim.rules import NAMES
+from asdsim.rules.scoring import Rows, lay_out, run_lengths, uniform
+from asdsim.rules.settings import Grid, reading, rule_grids
 from asdsim.trace.graph import Graph, build_graph
-from asdsim.trace.records import RequestRecord
-from asdsim.walk import reference
-from asdsim.walk.reference_rules import ALLOWS
 from asdsim.walk.request import ACCEPTED, RELAXED
 from asdsim.walk.sweep import walk_grid
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from asdsim.policy import Grid
-from asdsim.trace.memory import MemoryTrace
-from asdsim.trace.records import NO_PARENT, RequestRecord
+from asdsim.records import NO_PARENT, MemoryTrace, RequestRecord
+from asdsim.rules.settings import Grid
 from tests.support.toygraph import record_step, toy_requests
 
 MODES = ("stop", "aligned", "recorded")

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asdsim.api import reference_blocks, reference_walks
+from asdsim.oracle import walk as reference
+from asdsim.records import MemoryTrace
+from asdsim.result import reference_blocks, reference_walks
 from asdsim.trace.graph import build_graph, edge_tokens_of
-from asdsim.trace.memory import MemoryTrace
-from asdsim.walk import reference
 from asdsim.walk.sweep import Walks, sweep_graph, walk_grid
 from tests.twins.cases import MODES, cases, grid, random_trace, small_grid
 from tests.twins.simulate import FIELDS

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asdsim import replay, replay_breakpoints, rule
+from asdsim import replay, replay_breakpoints
 from asdsim.cli import main
 from asdsim.errors import UsageError
-from asdsim.policy import Grid
-from asdsim.rule import JUDGES
+from asdsim.records import MemoryTrace
+from asdsim.rules import asd as rule
+from asdsim.rules.asd import JUDGES
+from asdsim.rules.settings import Grid
 from asdsim.trace.graph import Graph, build_graph
-from asdsim.trace.memory import MemoryTrace
 from asdsim.walk import breakpoints
 from asdsim.walk.breakpoints import breakpoints_of, turning_point
 from asdsim.walk.sweep import OFF_TRACE, sweep_graph

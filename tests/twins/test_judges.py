@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asdsim.rule import ACCEPT, BUDGET, CAP, GATE, JUDGES
+from asdsim.rules.asd import ACCEPT, BUDGET, CAP, GATE, JUDGES
 
 INF = math.inf
 numbers = st.one_of(st.sampled_from([0.0, 1e-9, 0.125, 0.25, 0.5, 1.0, 2.0, INF]), st.floats(0, 20))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("numba_cuda")
-from asdsim.rule import FLOAT32_LEDGER, JUDGES
+from asdsim.rules.asd import FLOAT32_LEDGER, JUDGES
 from asdsim.walk import cuda
 
 ROOT = Path(__file__).parents[2]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asdsim.metrics import masked_quantile
-from asdsim.policy import Grid
-from asdsim.rule import JUDGES
+from asdsim.records import MemoryTrace
+from asdsim.rules.asd import JUDGES
+from asdsim.rules.settings import Grid
+from asdsim.stats import masked_quantile
 from asdsim.trace.graph import Graph, build_graph
-from asdsim.trace.memory import MemoryTrace
 from asdsim.walk import product, spread
 from asdsim.walk.axes import axes_of
 from asdsim.walk.prepared import prepare

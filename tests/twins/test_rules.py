@@ -7,13 +7,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from asdsim.api import reference_walks
-from asdsim.layout import VALUES
-from asdsim.policy import SEMANTICS, Grid, rule_grids
+from asdsim.oracle.rules import ALLOWS
+from asdsim.records import MemoryTrace
+from asdsim.result import reference_walks
 from asdsim.rules import NAMES
+from asdsim.rules.scoring import VALUES
+from asdsim.rules.settings import SEMANTICS, Grid, rule_grids
 from asdsim.trace.graph import build_graph
-from asdsim.trace.memory import MemoryTrace
-from asdsim.walk.reference_rules import ALLOWS
 from asdsim.walk.sweep import walk_grid
 from tests.support.toygraph import toy_requests
 from tests.twins.cases import MODES

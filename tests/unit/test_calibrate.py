@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 
 import asdsim
-from asdsim.audit import CountingScorer, audit
-from asdsim.calibrate import (
+from asdsim.errors import UsageError
+from asdsim.evaluate.cost import fit_trace
+from asdsim.evaluate.quality import judge
+from asdsim.rules.settings import Grid
+from asdsim.studies.audit import CountingScorer, audit
+from asdsim.studies.calibrate import (
     Limits,
     calibrate,
     choose,
@@ -21,10 +25,6 @@ from asdsim.calibrate import (
     rejection_ratios,
     write_policy,
 )
-from asdsim.cost import fit_trace
-from asdsim.errors import UsageError
-from asdsim.policy import Grid
-from asdsim.quality import judge
 from asdsim.trace.graph import build_graph
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from asdsim.cli.compare import verdict
-from asdsim.compare import ASD_LADDER, PUBLISHED, Bench, Comparison, Measured, compare, gain, knob_grid, speedup
-from asdsim.policy import STRICT, Grid, rule_grids
-from asdsim.quality import judge
+from asdsim.evaluate.quality import judge
+from asdsim.rules.settings import STRICT, Grid, rule_grids
+from asdsim.studies.compare import ASD_LADDER, PUBLISHED, Bench, Comparison, Measured, compare, gain, knob_grid, speedup
 from asdsim.trace.graph import build_graph, edge_tokens_of
 from asdsim.trace.reader import read_trace
 from asdsim.walk.request import RELAXED

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import asdsim
-from asdsim.completion import covered_settings
-from asdsim.cost import CostModel, Linear, fit_trace, from_rows, read_cost, robust
 from asdsim.errors import UsageError
+from asdsim.evaluate.cost import CostModel, Linear, fit_trace, from_rows, read_cost, robust
+from asdsim.trace.covered import covered_settings
 from asdsim.trace.graph import build_graph
 from asdsim.walk import request as columns
 from asdsim.walk.path import path_of

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import asdsim
-from asdsim import estimate
-from asdsim.compare import Bench
 from asdsim.errors import UsageError
-from asdsim.policy import Grid
+from asdsim.records import MemoryTrace
+from asdsim.rules.settings import Grid
+from asdsim.studies.compare import Bench
 from asdsim.trace.graph import MISSING, build_graph
-from asdsim.trace.memory import MemoryTrace
+from asdsim.walk import estimate
 from asdsim.walk.request import ACCEPTED, STEPS, TOKENS
 from asdsim.walk.sweep import walk_grid
 from tests.support.toygraph import toy_requests

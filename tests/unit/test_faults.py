@@ -6,10 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from asdsim.policy import Grid
+from asdsim.records import NO_PARENT, MemoryTrace, RequestRecord, StepRecord
+from asdsim.rules.settings import Grid
 from asdsim.trace.graph import build_graph, edge_tokens_of
-from asdsim.trace.memory import MemoryTrace
-from asdsim.trace.records import NO_PARENT, RequestRecord, StepRecord
 from asdsim.trace.tables import to_numpy
 from asdsim.walk.sweep import sweep, walk_grid
 from tests.support.toygraph import record_step

@@ -7,10 +7,10 @@ import pytest
 
 import asdsim
 from asdsim.errors import UsageError
-from asdsim.estimate import ESTIMATORS, estimate
-from asdsim.fidelity import hidden, measure
-from asdsim.policy import Grid
+from asdsim.rules.settings import Grid
+from asdsim.studies.fidelity import hidden, measure
 from asdsim.trace.graph import build_graph
+from asdsim.walk.estimate import ESTIMATORS, estimate
 from asdsim.walk.request import STEPS, TOKENS
 from asdsim.walk.sweep import walk_grid
 from tests.support.toytrace import ToyModel, write_toy_trace

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import asdsim
-from asdsim.completion import covered_settings
-from asdsim.likelihood import apart, edge_table
-from asdsim.policy import STRICT, Grid
+from asdsim.evaluate.likelihood import apart, edge_table
+from asdsim.records import MemoryTrace
+from asdsim.rules.settings import STRICT, Grid
+from asdsim.trace.covered import covered_settings
 from asdsim.trace.graph import build_graph, edge_tokens_of
-from asdsim.trace.memory import MemoryTrace
 from asdsim.walk.path import path_of
 from asdsim.walk.sweep import walk_grid
 from tests.support.toygraph import toy_requests

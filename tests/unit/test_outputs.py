@@ -10,11 +10,11 @@ import pytest
 import asdsim
 from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
-from asdsim.completion import cover_with
-from asdsim.outputs import UNKNOWN, first_difference
-from asdsim.policy import STRICT, Grid
+from asdsim.evaluate.outputs import UNKNOWN, first_difference
+from asdsim.live.cover import cover_with
+from asdsim.records import RequestRecord
+from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.manifest import Manifest
-from asdsim.trace.records import RequestRecord
 from asdsim.trace.writer import TraceWriter
 from tests.support.toymodels import ToyDrafter, ToyTarget
 

@@ -10,8 +10,8 @@ import pytest
 import asdsim
 from asdsim import stats
 from asdsim.errors import UsageError
-from asdsim.paths import histograms, ledger_over_time, reach_by_position, reuse_curves, share_by_count
-from asdsim.policy import STRICT, Grid
+from asdsim.evaluate.per_step import histograms, ledger_over_time, reach_by_position, reuse_curves, share_by_count
+from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.graph import build_graph
 from asdsim.walk.sweep import walk_grid
 

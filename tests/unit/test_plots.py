@@ -11,9 +11,9 @@ import pytest
 from matplotlib.collections import PatchCollection
 from matplotlib.colors import to_hex
 
-from asdsim import plots
 from asdsim.errors import AsdsimError, UsageError
-from asdsim.policy import Policy
+from asdsim.plots import draw as plots
+from asdsim.rules.settings import Policy
 from asdsim.trace.graph import END, MISSING, Graph
 
 

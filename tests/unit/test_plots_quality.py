@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 import asdsim
-from asdsim import plots_quality
 from asdsim.errors import UsageError
-from asdsim.policy import Grid
-from asdsim.quality import judge
+from asdsim.evaluate.quality import judge
+from asdsim.plots import quality as plots_quality
+from asdsim.rules.settings import Grid
 from asdsim.stats import Intervals
 
 TRACE = Path(__file__).resolve().parents[2] / "traces" / "smollm2-layerskip"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asdsim.errors import UsageError
-from asdsim.policy import Grid, Policy, parse_axis
+from asdsim.rules.settings import Grid, Policy, parse_axis
 
 
 @pytest.mark.parametrize(

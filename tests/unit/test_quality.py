@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import asdsim
-from asdsim.cost import fit_trace
 from asdsim.errors import UsageError
-from asdsim.metrics import FIGURES, suffix_reuse
-from asdsim.policy import Grid
-from asdsim.quality import judge
+from asdsim.evaluate.cost import fit_trace
+from asdsim.evaluate.figures import FIGURES, suffix_reuse
+from asdsim.evaluate.quality import judge
+from asdsim.rules.settings import Grid
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 GRID = Grid.product("0,2,8", ".25,1", "1,inf")
@@ -25,7 +25,7 @@ def trace():
 
 @pytest.fixture(scope="module")
 def result(trace):
-    return asdsim.api.replay_grid(trace, GRID)
+    return asdsim.result.replay_grid(trace, GRID)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from asdsim import rule
-from asdsim.walk import reference
+from asdsim.oracle import walk as reference
+from asdsim.rules import asd as rule
 
 INF = math.inf
 

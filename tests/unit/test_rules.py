@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from asdsim.errors import UsageError
-from asdsim.layout import Layout, Rows, lay_out, run_lengths, suffix_values, uniform
-from asdsim.policy import rule_grids
+from asdsim.records import NO_PARENT, MemoryTrace, RequestRecord
 from asdsim.rules import NAMES, get_rule
 from asdsim.rules.fly import top3_entropy
+from asdsim.rules.scoring import Layout, Rows, lay_out, run_lengths, suffix_values, uniform
+from asdsim.rules.settings import rule_grids
 from asdsim.rules.spec import Seen
 from asdsim.trace.graph import build_graph
-from asdsim.trace.memory import MemoryTrace
-from asdsim.trace.records import NO_PARENT, RequestRecord
 from asdsim.walk.request import ACCEPTED
 from asdsim.walk.sweep import walk_grid
 from tests.support.toygraph import record_step

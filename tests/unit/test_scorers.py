@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asdsim.errors import UsageError
-from asdsim.scorers import exact, gsm8k, humaneval, make_scorer, parse_chosen
-from asdsim.trace.records import RequestRecord
+from asdsim.evaluate.scorers import exact, gsm8k, humaneval, make_scorer, parse_chosen
+from asdsim.records import RequestRecord
 
 TEST = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0\n"
 

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from asdsim.errors import TraceError
-from asdsim.trace import RequestRecord, StepRecord, TraceWriter, read_trace
+from asdsim.records import RequestRecord, StepRecord
+from asdsim.trace import TraceWriter, read_trace
 from tests.support.toytrace import RAGGED, ToyModel, toy_manifest, toy_requests, write_toy_trace
 from tests.support.tracefiles import edit_manifest, edit_shard, set_cell, sign_shard
 

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from asdsim.errors import TraceError
-from asdsim.trace import RequestRecord, StepRecord, TraceWriter, read_trace
+from asdsim.records import FORBIDDEN_LOGIT, RequestRecord, StepRecord
+from asdsim.trace import TraceWriter, read_trace
 from asdsim.trace import schema as schemas
-from asdsim.trace.records import FORBIDDEN_LOGIT
 from asdsim.trace.tables import pack, positions_table, to_numpy, unpack
 from tests.support.toytrace import RAGGED, ToyModel, big_request, toy_manifest, write_toy_trace
 from tests.support.tracefiles import difference

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from asdsim.errors import TraceError
-from asdsim.trace import RequestRecord, StepRecord, TraceWriter, read_trace
-from asdsim.trace.records import FORBIDDEN_LOGIT
-from asdsim.trace.summary import summarise
+from asdsim.evaluate.summary import summarise
+from asdsim.records import FORBIDDEN_LOGIT, RequestRecord, StepRecord
+from asdsim.trace import TraceWriter, read_trace
 from tests.support.toytrace import RAGGED, ToyModel, toy_manifest, write_toy_trace
 
 EOS = 9

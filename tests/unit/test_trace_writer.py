@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from asdsim.errors import TraceError
-from asdsim.trace import RequestRecord, StepRecord, TraceWriter, read_trace
+from asdsim.records import RequestRecord, StepRecord
+from asdsim.trace import TraceWriter, read_trace
 from asdsim.trace import writer as writers
 from tests.support.toytrace import RAGGED, ToyModel, toy_manifest, toy_requests, write_toy_trace
 from tests.support.tracefiles import difference

@@ -96,8 +96,8 @@ def make_drafter(
             revision=loading.get("revision"), offline=bool(loading.get("offline")),
         )  # fmt: skip
     else:
+        from ...engines.transformers.load import load_model
         from ..loop import check_vocabulary
-        from ..models import load_model
         from .model import ModelDrafter, check_same_tokenizer
 
         loaded = load_model(argument, **loading)

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRMSNorm as RMSNorm
 
-from ..lm import RoomyLayer
+from ...engines.transformers.forward import RoomyLayer
 
 
 def gated_mlp(width: int, inner: int, act: str = "silu") -> LlamaMLP:

@@ -25,16 +25,7 @@ import torch
 
 from .blocks import Memory, RMSNorm, Rotary, attend, gated_mlp, heads_of
 from .formats import Checkpoint, rope_of, taps_of
-from .heads import (
-    Borrowed,
-    Head,
-    attention_shape,
-    check_size,
-    fill,
-    need,
-    target_shape,
-    vocabulary_of,
-)
+from .heads import Borrowed, Head, attention_shape, check_size, fill, need, target_shape, vocabulary_of
 
 
 class Attention(torch.nn.Module):

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from ...engines.transformers.load import bars_on_terminals_only
+from ...engines.transformers.model import tensors_sha256
 from ...errors import CaptureError, UsageError
-from ..hf import tensors_sha256
-from ..models import bars_on_terminals_only
 
 AUX_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 """Keys of vLLM and speculators: id i is hidden state i."""
@@ -51,7 +51,7 @@ class Checkpoint:
 
     @cached_property
     def sha256(self) -> str:
-        """Checksum of the tensors, see :func:`asdsim.capture.hf.tensors_sha256`."""
+        """Checksum of the tensors, see :func:`asdsim.engines.transformers.model.tensors_sha256`."""
         return tensors_sha256(self.tensors)
 
     @cached_property

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from ...engines.protocol import Drafter, DrafterSession, ManyProposer, ManyScorer, Proposal, TargetSession
+from ...engines.transformers.forward import common_prefix
+from ...engines.transformers.model import config_sha256
 from ...errors import UsageError
-from ..hf import config_sha256
-from ..lm import common_prefix
-from ..protocol import Drafter, DrafterSession, ManyProposer, ManyScorer, Proposal, TargetSession
 from .formats import Checkpoint, read_checkpoint
 
 CLASSES = {"medusa": "Medusa", "eagle3": "Eagle3", "dspark": "DSpark"}

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from ...engines.protocol import Drafter, DrafterSession, ManyProposer, Proposal
+from ...engines.transformers.forward import LanguageModel, Thread, draft_greedy, draft_greedy_many
+from ...engines.transformers.kvpool import PooledDrafter
 from ...errors import CaptureError
-from ..kvpool import PooledDrafter
-from ..lm import LanguageModel, Thread, draft_greedy, draft_greedy_many
-from ..protocol import Drafter, DrafterSession, ManyProposer, Proposal
 
 
 def skip_layers(model: Any, layers: Sequence[int]) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...engines.protocol import Drafter, DrafterSession, Proposal
 from ...errors import UsageError
-from ..protocol import Drafter, DrafterSession, Proposal
 
 DEFAULT_NGRAM = 3
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...engines.transformers.model import weights_sha256
 from ...errors import CaptureError
-from ..hf import weights_sha256
 from .layer_skip import GreedyDrafter
 
 

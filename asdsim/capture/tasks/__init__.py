@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ...engines.transformers.fetch import WheelFile, built_once, cache_dir, fetch
 from ...errors import UsageError, unknown_name
-from ..fetch import WheelFile, built_once, cache_dir, fetch
 
 NAMES = ("gsm8k", "humaneval", "mt-bench", "jsonl")
 

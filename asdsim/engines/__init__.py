@@ -1,0 +1,1 @@
+"""Every touch point with an inference engine."""

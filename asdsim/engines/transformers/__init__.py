@@ -1,0 +1,1 @@
+"""Hugging Face Transformers as an engine."""

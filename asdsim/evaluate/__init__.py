@@ -1,0 +1,1 @@
+"""Numbers from walks, each with its interval."""

@@ -1,0 +1,263 @@
+"""Seconds: what a step costs, fitted from a trace's own timings or given, and the speed-up that follows.
+
+A step drafts, verifies and decides. Each part costs ``base + per_draft * K + per_context * L`` microseconds, with L the
+tokens (prompt and generated) that the step stands on. The first step of a request also reads the prompt and is fitted
+on its own, with L the length of the prompt. Timings of captured steps (wave 0) are used, never those of ``cover``:
+they are shares of a batch. Fits are robust (soft L1 beyond the spread of the residuals), since timings have outliers
+on one side.
+
+Where all blocks have one K, the trace cannot tell ``per_draft`` from ``base``: the fit leaves it out and says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from ..trace.reader import Trace
+
+Floats = npt.NDArray[np.float64]
+PARTS = ("draft", "verify", "select")
+TERMS = ("base", "per_draft", "per_context")
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Microseconds of one part of a step: ``base + per_draft * K + per_context * L``."""
+
+    base: float = 0.0
+    per_draft: float = 0.0
+    per_context: float = 0.0
+
+    def at(self, drafted: Any, context: Any) -> Any:
+        """Return microseconds for K draft tokens on L tokens."""
+        return self.base + self.per_draft * drafted + self.per_context * context
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What steps cost.
+
+    Attributes
+    ----------
+    draft, verify, select : Linear
+        Of every step but the first of a request.
+    first : Linear
+        The whole first step, prompt included; L is the length of the prompt.
+    source : str
+        Where the figures come from.
+    fit : dict
+        How well they fit: steps used, and the median absolute residual of each part in microseconds.
+    """
+
+    draft: Linear
+    verify: Linear
+    select: Linear
+    first: Linear
+    source: str
+    fit: dict[str, Any] = field(default_factory=dict)
+
+    def step(self, drafted: Any, context: Any) -> Any:
+        """Return microseconds of a whole step that is not the first one."""
+        return sum(getattr(self, part).at(drafted, context) for part in PARTS)
+
+    def seconds(self, steps: Any, drafted: Any, tokens: Any, prompt: Any) -> Floats:
+        """Return the predicted seconds of whole requests.
+
+        The steps of a walk are taken to be spread evenly over its tokens, so their mean context is the prompt and half
+        of what was generated; on the committed traces this moves the sum by less than 1 % (see the tests).
+
+        Parameters
+        ----------
+        steps, drafted, tokens : array
+            Verifications, draft tokens proposed and tokens committed of each request.
+        prompt : array
+            Tokens of its prompt.
+        """
+        steps, drafted, tokens = (np.asarray(part, np.float64) for part in (steps, drafted, tokens))
+        rest = np.maximum(steps - 1, 0)
+        width = np.where(steps > 0, drafted / np.maximum(steps, 1), 0.0)
+        # Steps 1 .. n - 1 stand behind tokens/n, 2 tokens/n, ..: on average half of all tokens.
+        one = self.step(width, prompt + 0.5 * tokens)
+        return np.asarray((np.where(steps > 0, self.first.at(width, prompt), 0.0) + rest * one) * 1e-6)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, in microseconds."""
+        return asdict(self)
+
+
+# Published step times. One run of DeepSeek-V4-Flash with a DSpark drafter (K = 5, 8 x H20, arXiv 2608.03447): seconds
+# over proposals, 146.36 ms native; the parts are not told apart there. See analysis/published.py.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "h20-deepseek-v4-flash": {
+        "verify_us": 2348.31919839 / 16045 * 1e6,
+        "source": "arXiv 2608.03447, 8 x H20, native run",
+    }
+}
+"""Step times that ``--cost`` knows by name."""
+
+
+def fit_trace(trace: Trace) -> CostModel:
+    """Fit a cost model to the timings of the captured path of a trace.
+
+    Raises
+    ------
+    UsageError
+        If fewer than eight captured steps have timings.
+    """
+    wave = trace.column("steps", "wave")
+    start = trace.column("steps", "start_pos").astype(np.float64)
+    drafted = trace.column("steps", "num_draft_tokens").astype(np.float64)
+    prompt = np.array([len(record.prompt_ids) for record in trace.request_records()], np.float64)
+    context = prompt[trace.step_request] + start if len(prompt) else start
+    times = {part: trace.column("steps", f"{part}_us").astype(np.float64) for part in PARTS}
+    whole = times["draft"] + times["verify"] + times["select"]
+    timed = (wave == 0) & (whole > 0)
+    inner = np.flatnonzero(timed & (start > 0))
+    root = np.flatnonzero(timed & (start == 0))
+    if len(inner) < 8:
+        raise UsageError(
+            f"{len(inner)} captured steps with timings are too few for a cost model", where=str(trace.path),
+            fix="give step times with --cost FILE",
+        )  # fmt: skip
+    models: dict[str, Any] = {}
+    residual: dict[str, float] = {}
+    for part in PARTS:
+        models[part], residual[part] = robust(drafted[inner], context[inner], times[part][inner])
+    if len(root) >= 4:
+        models["first"], residual["first"] = robust(drafted[root], context[root], whole[root])
+    else:
+        models["first"] = _sum(models[part] for part in PARTS)
+    fit = {
+        "steps": len(inner), "first_steps": len(root), "median_absolute_residual_us": residual,
+        "per_draft_known": bool(np.ptp(drafted[inner]) > 0),
+    }  # fmt: skip
+    return CostModel(**models, source=f"timings of {trace.path}", fit=fit)
+
+
+def _sum(parts: Iterable[Linear]) -> Linear:
+    held = list(parts)
+    return Linear(*(sum(getattr(part, term) for part in held) for term in TERMS))
+
+
+def robust(drafted: Floats, context: Floats, microseconds: Floats) -> tuple[Linear, float]:
+    """Fit ``base + per_draft * K + per_context * L`` with non-negative terms; robust to outliers.
+
+    Parameters
+    ----------
+    drafted, context, microseconds : float64 (n,)
+
+    Returns
+    -------
+    Linear
+    float
+        Median absolute residual, in microseconds.
+    """
+    from scipy.optimize import least_squares
+
+    columns = [np.ones_like(drafted), drafted, context]
+    used = [0] + [n for n in (1, 2) if np.ptp(columns[n]) > 0]
+    design = np.stack([columns[n] for n in used], axis=1)
+    middle = float(np.median(microseconds))
+    spread = max(float(np.median(np.abs(microseconds - middle))), 1e-3 * max(middle, 1.0), 1e-6)
+    scale = np.maximum(np.abs(design).max(axis=0), 1e-12)
+    unit = max(middle, 1e-6)
+    start = np.zeros(len(used))
+    start[0] = middle / unit
+    for _ in range(3):  # the spread about the fit is what tells an outlier, and needs a fit
+        found = least_squares(
+            lambda x: (design / scale) @ x - microseconds / unit, start, bounds=(0.0, np.inf), loss="soft_l1",
+            f_scale=1.5 * spread / unit, x_scale="jac",
+        )  # fmt: skip
+        start = np.maximum(found.x, 1e-12)
+        away = np.abs(design @ (found.x / scale * unit) - microseconds)
+        spread = max(float(np.median(away)), 1e-6 * unit)
+    terms = dict(zip((TERMS[n] for n in used), (found.x / scale * unit).tolist(), strict=True))
+    return Linear(**terms), float(np.median(away))
+
+
+COLUMNS = ("draft_us", "verify_us", "select_us")
+
+
+def from_rows(rows: Sequence[Mapping[str, Any]], source: str) -> CostModel:
+    """Make a cost model from a table of step times.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        ``verify_us`` and, where they are known, ``draft_us``, ``select_us``, ``num_draft_tokens``, ``context`` and
+        ``first_us`` (the first step of a request, prompt included). One row gives constants; several are fitted.
+    source : str
+
+    Raises
+    ------
+    UsageError
+        On a missing or negative figure, or an unknown column.
+    """
+    known = (*COLUMNS, "num_draft_tokens", "context", "first_us")
+    table: dict[str, list[float]] = {name: [] for name in known}
+    for nth, row in enumerate(rows, start=1):
+        for name in row:
+            if name not in known:
+                raise UsageError(f"{source}: row {nth}: {unknown_name('column', name, list(known))}")
+        if row.get("verify_us") in (None, ""):
+            raise UsageError("no verify_us", where=f"{source}: row {nth}", fix="give microseconds of one verification")
+        for name in known:
+            value = row.get(name)
+            try:
+                number = 0.0 if value in (None, "") else float(value)  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                raise UsageError(f"{name} {value!r} is not a number", where=f"{source}: row {nth}") from None
+            if not 0 <= number < float("inf"):
+                raise UsageError(f"{name} {value!r} is no time or length", where=f"{source}: row {nth}")
+            table[name].append(number)
+    if not rows:
+        raise UsageError("the table has no rows", where=source)
+    arrays = {name: np.array(values) for name, values in table.items()}
+    drafted, context = arrays["num_draft_tokens"], arrays["context"]
+    parts = {}
+    for part in PARTS:
+        times = arrays[f"{part}_us"]
+        parts[part] = Linear(float(times[0])) if len(rows) == 1 else robust(drafted, context, times)[0]
+    first = arrays["first_us"]
+    if (first > 0).all():
+        parts["first"] = Linear(float(first[0])) if len(rows) == 1 else robust(drafted, context, first)[0]
+    else:
+        parts["first"] = _sum(parts[part] for part in PARTS)
+    return CostModel(**parts, source=source, fit={"rows": len(rows)})
+
+
+def read_cost(spec: str) -> CostModel:
+    """Return a cost model by published name, or from a user's table (CSV or JSON, see :func:`from_rows`).
+
+    Raises
+    ------
+    UsageError
+        On an unknown name, or a file that is no such table.
+    """
+    if spec in PUBLISHED:
+        values = dict(PUBLISHED[spec])
+        return from_rows([{key: value for key, value in values.items() if key != "source"}], values["source"])
+    path = Path(spec)
+    if not path.exists():
+        raise unknown_name("cost", spec, [*PUBLISHED, "or a file: FILE.csv, FILE.json"])
+    try:
+        text = path.read_text(encoding="utf-8")
+        rows = list(csv.DictReader(text.splitlines())) if path.suffix == ".csv" else json.loads(text)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UsageError(f"not a readable table: {error}", where=spec, fix="give CSV or JSON") from None
+    if isinstance(rows, dict):
+        rows = [rows]
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UsageError("not a table of step times", where=spec, fix="give one object, or a list of them")
+    return from_rows(rows, spec)

@@ -1,0 +1,175 @@
+"""The outputs that a grid leads to: each distinct one once, and for every setting which one it got.
+
+A step is a prefix, so the last edge of an exact walk names the whole output. Two settings can reach one text through
+blocks cut differently; outputs are therefore told apart by their tokens, not by their edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..records import StepTables
+from ..rules.settings import Grid
+from ..trace.graph import Graph, edge_tokens_of
+from ..walk.sweep import Walks
+
+if TYPE_CHECKING:
+    import polars as pl
+
+UNKNOWN = -1
+"""In ``which``: the walk left the trace, so its output is not known."""
+
+
+@dataclass
+class Outputs:
+    """Distinct outputs of a replay.
+
+    Attributes
+    ----------
+    request_ids : list of str (R,)
+    tokens : list (R,) of list of list of int
+        Per request its distinct outputs; the strict one comes first where it is known.
+    which : int32 (n, R)
+        Per setting and request the number of its output, :data:`UNKNOWN` where the walk is not exact.
+    strict : int32 (R,)
+        Number of the strict output (0), :data:`UNKNOWN` where strict matching itself left the trace.
+    grid : Grid
+    """
+
+    request_ids: list[str]
+    tokens: list[list[list[int]]]
+    which: npt.NDArray[np.int32]
+    strict: npt.NDArray[np.int32]
+    grid: Grid
+
+    def __repr__(self) -> str:
+        distinct = sum(map(len, self.tokens))
+        return f"Outputs({distinct} distinct of {len(self.request_ids)} requests under {len(self.grid)} settings)"
+
+    def first_differences(self) -> list[list[int]]:
+        """Return, per request and output, the first generated token that differs from strict; -1 where none does.
+
+        An output that is a beginning of the other differs where the shorter one ends.
+        """
+        return [
+            [first_difference(outputs[0], output) if self.strict[r] == 0 else -1 for output in outputs]
+            for r, outputs in enumerate(self.tokens)
+        ]
+
+    def divergence(self) -> pl.DataFrame:
+        """Return, per setting, how its outputs part from the strict ones; exact, over the requests that are exact.
+
+        Columns: B, g, M, ``requests``, ``outputs_differ`` (number), ``outputs_differ_share``, and
+        ``first_difference_mean`` (generated tokens before the outputs part, over those that differ).
+        """
+        import polars as pl
+
+        first = self.first_differences()
+        width = max((len(outputs) for outputs in self.tokens), default=1)
+        table = np.full((len(self.tokens), max(1, width)), -1, np.int64)
+        for r, row in enumerate(first):
+            table[r, : len(row)] = row
+        known = (self.which != UNKNOWN) & (self.strict == 0)[None, :]
+        position = np.take_along_axis(table, np.maximum(self.which, 0).T.astype(np.int64), axis=1).T
+        differ = known & (position >= 0)
+        count, total = differ.sum(axis=1), known.sum(axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = np.where(total > 0, count / np.maximum(total, 1), np.nan)
+            mean = np.where(count > 0, np.where(differ, position, 0).sum(axis=1) / np.maximum(count, 1), np.nan)
+        return pl.DataFrame(
+            {
+                "B": self.grid.budget,
+                "g": self.grid.gate,
+                "M": self.grid.cap,
+                "requests": total,
+                "outputs_differ": count,
+                "outputs_differ_share": share,
+                "first_difference_mean": mean,
+            }
+        ).with_columns(pl.col("outputs_differ_share", "first_difference_mean").fill_nan(None))
+
+    def frame(self, decode: Callable[[Sequence[int]], str] | None = None) -> pl.DataFrame:
+        """Return one row per distinct output: request, number, settings that got it, tokens, and text.
+
+        Parameters
+        ----------
+        decode : callable, optional
+            Turns token ids into text, for example a tokenizer's ``decode``; without it there is no ``text`` column.
+        """
+        import polars as pl
+
+        first = self.first_differences()
+        rows: list[dict[str, Any]] = []
+        for r, outputs in enumerate(self.tokens):
+            settings = np.bincount(self.which[:, r][self.which[:, r] >= 0], minlength=len(outputs))
+            for number, tokens in enumerate(outputs):
+                row: dict[str, Any] = {
+                    "request_id": self.request_ids[r],
+                    "output": number,
+                    "settings": int(settings[number]),
+                    "strict": bool(self.strict[r] == number),
+                    "first_difference": first[r][number] if first[r][number] >= 0 else None,
+                    "tokens": tokens,
+                }
+                if decode is not None:
+                    row["text"] = decode(tokens)
+                rows.append(row)
+        schema: dict[str, Any] = {
+            "request_id": pl.String, "output": pl.Int32, "settings": pl.Int64, "strict": pl.Boolean,
+            "first_difference": pl.Int64, "tokens": pl.List(pl.Int32),
+        }  # fmt: skip
+        if decode is not None:
+            schema["text"] = pl.String
+        return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def first_difference(strict: Sequence[int], other: Sequence[int]) -> int:
+    """Return the first position at which two outputs part, -1 where they are equal."""
+    shared = min(len(strict), len(other))
+    for i in range(shared):
+        if strict[i] != other[i]:
+            return i
+    return -1 if len(strict) == len(other) else shared
+
+
+def outputs_of(trace: StepTables, graph: Graph, grid: Grid, walks: Walks, strict: Walks) -> Outputs:
+    """Collect the distinct outputs of walks.
+
+    Parameters
+    ----------
+    trace, graph
+        What was walked.
+    grid : Grid
+        n settings.
+    walks : Walks
+        Of the grid; needs last edges.
+    strict : Walks
+        Of strict matching, one setting.
+    """
+    number, requests = walks.edge.shape
+    exact = walks.exact
+    which = np.full((number, requests), UNKNOWN, np.int32)
+    base = np.full(requests, UNKNOWN, np.int32)
+    everything: list[list[list[int]]] = []
+    for r in range(requests):
+        seen: dict[tuple[int, ...], int] = {}
+        by_edge: dict[int, int] = {}
+
+        def place(edge: int, seen: dict[tuple[int, ...], int] = seen, by_edge: dict[int, int] = by_edge) -> int:
+            if edge not in by_edge:
+                tokens = tuple(edge_tokens_of(trace, graph, edge)) if edge >= 0 else ()
+                by_edge[edge] = seen.setdefault(tokens, len(seen))
+            return by_edge[edge]
+
+        if strict.exact[0, r]:
+            base[r] = place(int(strict.edge[0, r]))
+        edges, back = np.unique(walks.edge[exact[:, r], r], return_inverse=True)
+        names = np.array([place(int(edge)) for edge in edges], np.int32)
+        which[exact[:, r], r] = names[back] if len(edges) else 0
+        everything.append([list(tokens) for tokens in seen])
+    return Outputs(list(graph.request_ids), everything, which, base, grid)

@@ -1,0 +1,1 @@
+"""Where the walk meets the model."""

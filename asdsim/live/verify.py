@@ -1,0 +1,126 @@
+"""Hold a stored trace against live decoding, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..rules.settings import Grid
+from ..trace.covered import covered_grids, covered_settings
+from ..trace.graph import build_graph
+
+if TYPE_CHECKING:
+    from ..capture.verify import Difference
+
+
+@dataclass
+class Verification:
+    """What :func:`verify_trace` found.
+
+    Attributes
+    ----------
+    pairs : int
+        (request, setting) pairs asked for.
+    not_captured : int
+        Pairs whose walk leaves the trace, so that there is nothing to compare.
+    identical : int
+        Pairs whose live tokens equal the walk's.
+    differences : list of Difference
+        The others; ``near_tie`` tells which are explained by rounding.
+    threshold : float
+        Margin under which a difference counts as a near-tie, in logits.
+    """
+
+    pairs: int = 0
+    not_captured: int = 0
+    identical: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    threshold: float = 0.0
+
+    @property
+    def real(self) -> list[Difference]:
+        """Differences that no near-tie explains."""
+        return [one for one in self.differences if not one.near_tie]
+
+
+def verify_trace(
+    path: Path,
+    grids: list[Grid] | None = None,
+    *,
+    sample: int | None = None,
+    seed: int = 0,
+    near_tie: float | None = None,
+    target: str | None = None,
+    drafter: str | None = None,
+    offline: bool = False,
+    models: tuple[Any, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Verification:
+    """Decode live under the rule and compare with the walk, token for token.
+
+    Parameters
+    ----------
+    path : Path
+        Trace directory.
+    grids : list of Grid, optional
+        Settings; by default the grids that the manifest says are covered.
+    sample : int, optional
+        Draw so many (request, setting) pairs by ``seed`` instead of all.
+    near_tie : float, optional
+        Threshold in logits; by default :data:`asdsim.capture.verify.NEAR_TIE` of the trace's logits dtype.
+    target, drafter, offline
+        See :func:`asdsim.capture.reload.load_pair`.
+    models : (Target, Drafter), optional
+        At hand already.
+    progress : callable, optional
+        Called with (pairs done, pairs in all).
+
+    Raises
+    ------
+    UsageError
+        If no grid is given and none is covered.
+    """
+    from ..result import load
+    from ..trace.graph import edge_tokens_of
+    from ..walk.path import path_of
+
+    trace = load(path)
+    chosen = grids if grids is not None else covered_grids(trace.manifest.grids) or [covered_settings(trace)]
+    graphs = {layout: build_graph(trace, layout) for layout in {grid.layout for grid in chosen}}
+    records = trace.request_records()
+    policies = list(dict.fromkeys(grid.policy(n) for grid in chosen for n in range(len(grid))))
+    pairs = [(r, policy) for policy in policies for r in range(len(records))]
+    if sample is not None and sample < len(pairs):
+        picks = np.random.default_rng(seed).choice(len(pairs), sample, replace=False)
+        pairs = [pairs[n] for n in sorted(picks.tolist())]
+    from ..capture.reload import load_pair
+    from ..capture.verify import NEAR_TIE, Case, verify
+
+    at_hand = models or load_pair(trace.manifest, target=target, drafter=drafter, offline=offline)
+    found = Verification(pairs=len(pairs), threshold=NEAR_TIE.get(trace.manifest.logits_dtype, 1e-3))
+    if near_tie is not None:
+        found.threshold = near_tie
+    for done, (r, policy) in enumerate(pairs, start=1):
+        graph = graphs[policy.layout]
+        visits, exact = path_of(graph, policy, r)
+        if not exact:
+            found.not_captured += 1
+        else:
+            steps = {step.step_id: step for step in trace.steps_of(records[r].request_id)}
+            ids = trace.column("steps", "step_id")
+            case = Case(
+                records[r], policy, edge_tokens_of(trace, graph, visits[-1].edge) if visits else [],
+                [(steps[int(ids[visit.step])], visit.accepted, visit.closeness) for visit in visits],
+            )  # fmt: skip
+            for difference in verify(*at_hand, trace.manifest.num_draft_tokens, [case], found.threshold):
+                if difference is None:
+                    found.identical += 1
+                else:
+                    found.differences.append(difference)
+        if progress:
+            progress(done, len(pairs))
+    return found

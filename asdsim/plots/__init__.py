@@ -1,0 +1,1 @@
+"""Figures from results: plain tables and arrays in, matplotlib figures out."""

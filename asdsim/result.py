@@ -1,0 +1,593 @@
+"""Replay a trace under a grid of settings, and what comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import UsageError, unknown_name
+from .evaluate.figures import COLUMNS
+from .evaluate.outputs import Outputs, outputs_of
+from .oracle import walk as reference
+from .oracle.rules import ALLOWS
+from .records import FORBIDDEN_LOGIT, StepRecord
+from .rules.scoring import DEFAULT, Layout, uniform
+from .rules.settings import STRICT, Grid, check_value, rule_grids
+from .trace.graph import Graph, build_graph, edge_tokens_of
+from .trace.reader import Trace, read_trace
+from .walk import request as columns
+from .walk.estimate import DRAWS, pooled_graph
+from .walk.path import path_of
+from .walk.sweep import OFF_TRACE, Walks, choose_device, sweep, sweep_graph, walk_grid
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from .evaluate.quality import Quality
+
+Axis = float | str | Iterable[float]
+
+
+def load(path: str | Path) -> Trace:
+    """Read and validate a trace directory.
+
+    Raises
+    ------
+    TraceError
+        If anything about it cannot be trusted: which file, which row, what to do.
+    """
+    return read_trace(Path(path))
+
+
+@dataclass
+class Result:
+    """Figures of a replay, one row per setting.
+
+    Attributes
+    ----------
+    trace : Trace
+        What was replayed.
+    graph : Graph
+        Its layout.
+    grid : Grid
+        The settings, in the order of the rows.
+    off_trace : str
+        What happened at prefixes that were not captured.
+    device : str
+        Where the walk ran.
+    columns : dict of ndarray
+        One entry per figure; see :data:`asdsim.evaluate.figures.COLUMNS`.
+    below : float64 (n,), optional
+        Of :func:`replay_breakpoints`: a row holds from its B up to below this one (the last: up to where was searched);
+        column ``B_to`` of the frame.
+    """
+
+    trace: Trace
+    graph: Graph
+    grid: Grid
+    off_trace: str
+    device: str
+    columns: dict[str, npt.NDArray[Any]]
+    below: npt.NDArray[np.float64] | None = None
+    _walker: Callable[[Grid], Walks] | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.grid)
+
+    def frame(self) -> pl.DataFrame:
+        """Return the rows as a polars frame, with the columns of :data:`asdsim.evaluate.figures.COLUMNS` in order."""
+        import polars as pl
+
+        histogram = self.columns["acceptance_histogram"]
+        asd = self.grid.layout.rule == "asd"
+        none = pl.Series([None] * len(self), dtype=pl.Float64)
+        if self.grid.params:
+            parameters = [self.grid.parameters(n) for n in range(len(self))]
+        else:
+            parameters = [self.grid.parameters(0)] * len(self)  # how ASD is varied is the same for all
+        data: dict[str, Any] = {
+            "rule": pl.Series([self.grid.layout.rule] * len(self), dtype=pl.String),
+            "semantics": pl.Series([self.grid.semantics if asd else None] * len(self), dtype=pl.String),
+            "B": self.grid.budget if asd else none,
+            "g": self.grid.gate if asd else none,
+            "M": self.grid.cap if asd else none,
+            "parameters": pl.Series(parameters, dtype=pl.String),
+            "off_trace": pl.Series([self.off_trace] * len(self), dtype=pl.String),
+            **{name: values for name, values in self.columns.items() if name != "acceptance_histogram"},
+            "acceptance_histogram": pl.Series(histogram).arr.to_list(),
+        }
+        frame = pl.DataFrame({name: data[name] for name in COLUMNS})
+        if self.below is not None:
+            frame.insert_column(frame.columns.index("B") + 1, pl.Series("B_to", self.below))
+        floats = [name for name, kind in frame.schema.items() if kind == pl.Float64]
+        return frame.with_columns(pl.col(name).fill_nan(None) for name in floats)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows as plain dictionaries, ready for JSON (an infinite B, g or M is the string ``"inf"``).
+
+        ``parameters`` is a dictionary here.
+        """
+        rows = self.frame().to_dicts()
+        for n, row in enumerate(rows):
+            for name in ("B", "B_to", "g", "M"):
+                if row.get(name) is not None and np.isinf(row[name]):
+                    row[name] = "inf"
+            if self.grid.params:
+                row["parameters"] = dict(self.grid.params[n])
+            else:
+                row["parameters"] = dict(part.split("=") for part in row["parameters"].split())
+        return rows
+
+    def pareto(self, gain: str = "mean_acceptance_length", risk: str = "regret_spent_mean") -> pl.DataFrame:
+        """Return the settings that no other one beats: more ``gain`` for no more ``risk``, sorted by risk.
+
+        Rows whose ``exact_share`` is below 1 compete only where no row is exact, since they stand on other requests.
+        """
+        import polars as pl
+
+        for name in (gain, risk):
+            if name not in COLUMNS or name == "acceptance_histogram":
+                raise UsageError(f"no figure is called {name!r}", fix=f"choose from: {', '.join(COLUMNS)}")
+        frame = self.frame()
+        if (frame["exact_share"] == 1.0).any():
+            frame = frame.filter(pl.col("exact_share") == 1.0)
+        frame = frame.drop_nulls([gain, risk]).sort([risk, gain], descending=[False, True], maintain_order=True)
+        return frame.filter(pl.col(gain) > pl.col(gain).cum_max().shift(1).fill_null(-np.inf))
+
+    def walks(self) -> Walks:
+        """Return every single walk (setting, request): counts, ledger, last edge. Memory grows with both."""
+        return self._all_walks
+
+    @cached_property
+    def _all_walks(self) -> Walks:
+        assert self._walker is not None
+        return self._walker(self.grid)
+
+    def tokens(self, setting: int, request: int) -> list[int]:
+        """Return the generated tokens of one request under one setting.
+
+        Raises
+        ------
+        UsageError
+            If that walk left the trace, so that its output is not known; on a replay by the oracle.
+        """
+        self._need_edges()
+        walks = self._all_walks
+        if not walks.exact[setting, request]:
+            name = self.graph.request_ids[request]
+            raise UsageError(
+                f"the output of request {name} under {self.grid.policy(setting)} is not known",
+                fix="its walk meets a prefix that was not captured: run asdsim cover for this setting",
+            )
+        edge = int(walks.edge[setting, request])
+        return [] if edge < 0 else edge_tokens_of(self.trace, self.graph, edge)
+
+    def outputs(self) -> Outputs:
+        """Return the distinct outputs of each request, and which one every setting got.
+
+        Raises
+        ------
+        UsageError
+            On a replay by the oracle, which knows no edges.
+        """
+        self._need_edges()
+        assert self._walker is not None
+        strict = self._walker(Grid.of([STRICT.with_semantics(self.grid.semantics)]))
+        return outputs_of(self.trace, self.graph, self.grid, self._all_walks, strict)
+
+    def _need_edges(self) -> None:
+        if self.device == "reference":
+            raise UsageError("the reference walk names no outputs", fix="replay on --device cpu or cuda")
+
+    def margin(self, setting: int, request: int) -> float:
+        """Return how close one walk passed to a near-tie, in logits (see below for regret as probability).
+
+        The smaller of: the target's smallest gap between its two best tokens over the rows that the walk relied on, and
+        the smallest distance of a regret to where the rule's decision would flip. Rounding that moves logits by less
+        cannot have changed this walk (the drafter's own near-ties aside, which a trace does not record).
+
+        Under ``regret="probability"`` the second distance is one of probabilities, p(y) - p(x) from 0 to 1, and is
+        compared with the first as a number; so is a score of another rule than ASD.
+
+        Raises
+        ------
+        UsageError
+            If the walk left the trace.
+        """
+        visits, exact = path_of(self.graph, self.grid.policy(setting), request)
+        if not exact:
+            raise UsageError(
+                f"the walk of request {self.graph.request_ids[request]} leaves the trace, so its margin is not known",
+                fix="run asdsim cover for this setting",
+            )
+        gaps = [min(visit.closeness, float(self.graph.edge_margin[visit.edge])) for visit in visits]
+        return min(gaps, default=float("inf"))
+
+    def quality(self, **options: Any) -> Quality:
+        """Return every figure of every setting with a 95 % interval, paired by request.
+
+        Parameters
+        ----------
+        **options
+            ``cost``, ``scorer``, ``figures``, ``resamples`` and ``seed`` of :func:`asdsim.evaluate.quality.judge`; for
+            example ``cost=asdsim.evaluate.cost.fit_trace(trace)``.
+
+        Raises
+        ------
+        UsageError
+            On a replay that has no single walk for each request: pooled estimates, or the oracle.
+        """
+        from .evaluate.quality import judge
+
+        if self.off_trace == "pooled" or self.device == "reference":
+            raise UsageError("these figures have no interval of this kind", fix="replay on --device cpu, not pooled")
+        return judge(self.trace, self.grid, off_trace=self.off_trace, device=self.device, graph=self.graph, **options)
+
+    def write(self, path: str | Path, provenance: dict[str, Any] | None = None) -> None:
+        """Write the rows to Parquet, whole or not at all; ``provenance`` goes into the file's metadata.
+
+        A name in ``.csv`` gives CSV, which holds no provenance; see :func:`asdsim.trace.writer.write_frame`.
+        """
+        from .trace.writer import write_frame
+
+        write_frame(self.frame(), Path(path), {"asdsim": {**self.provenance(), **(provenance or {})}})
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what the rows were made from."""
+        from . import __version__
+
+        return {
+            "asdsim": __version__,
+            "trace": str(self.trace.path),
+            "manifest_checksum": self.trace.manifest.checksum,
+            "off_trace": self.off_trace,
+            "rule": self.grid.layout.rule,
+            "semantics": self.grid.semantics,
+            "settings": len(self),
+            "device": self.device,
+        }
+
+    def plot(self, **options: Any) -> Any:
+        """Return the heat map of acceptance length over B and g; see :mod:`asdsim.plots.draw`."""
+        from .plots import draw as plots
+
+        return plots.acceptance_heatmap(self.frame(), **options)
+
+    def __repr__(self) -> str:
+        exact = int((self.columns["exact_share"] == 1.0).sum())
+        return (
+            f"Result({len(self)} settings of {self.grid.layout.rule} on {self.graph.num_requests} requests of "
+            f"{self.trace.path}, {exact} exact, off_trace={self.off_trace!r})"
+        )
+
+    def _repr_html_(self) -> str:
+        return str(self.frame()._repr_html_())
+
+
+def replay(
+    trace: Trace | str | Path,
+    *,
+    B: Axis | None = None,
+    g: Axis | None = None,
+    M: Axis | None = None,
+    rule: str = "asd",
+    semantics: str = "paper",
+    regret: str = "logit",
+    value: str = "",
+    ledger: str = "request",
+    gate: bool = True,
+    off_trace: str = "stop",
+    device: str = "auto",
+    threads: int = 0,
+    progress: Callable[[int], None] | None = None,
+    **params: Any,
+) -> Result:
+    """Walk a trace under every combination of B, g and M, or of another rule's parameters.
+
+    Parameters
+    ----------
+    trace : Trace or path
+        A trace, or its directory.
+    B, g, M : float, list of float, or str
+        Axes of the grid; text as on the command line: ``"0,2,4"``, ``"0:16:.5"``, ``"1,2,inf"``.
+    rule : str
+        ``asd``, or a name in :data:`asdsim.rules.NAMES`.
+    semantics : str
+        Which reading of ASD.
+    regret, value, ledger, gate
+        Variations of ASD, see :meth:`asdsim.rules.settings.Grid.product`.
+    **params
+        Parameters of another rule, such as ``theta=[.8, .9]``; only its knob may take several values (see
+        :func:`replay_grid` for the rest).
+    off_trace : {"stop", "aligned", "recorded", "pooled"}
+        At a prefix that was not captured: drop the request from that setting (and from its strict baseline), go on at
+        the captured step nearest to the position reached, go on with the next captured step, or go on with steps drawn
+        as :mod:`asdsim.walk.estimate` says (counts are then averages over draws, rounded). The last three are
+        estimates; ``exact_share`` tells for how many requests nothing was estimated.
+    device : {"auto", "cpu", "cuda", "reference", "python"}
+        All give equal results; ``reference`` is the slow oracle, ``python`` the kernels' sources uncompiled.
+    threads : int
+        CPU threads; 0 takes all.
+    progress : callable, optional
+        Called with the number of settings done.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    UsageError
+        On a setting, mode or device that cannot be meant.
+    TraceError
+        If the trace cannot be trusted.
+    """
+    if rule == "asd":
+        if params:
+            raise UsageError(f"rule asd has no parameter {next(iter(params))}", fix="its parameters are B, g and M")
+        if B is None and ledger == "none":
+            B = float("inf")
+        if g is None and not gate:
+            g = float("inf")
+        missing = [name for name, axis in (("B", B), ("g", g), ("M", M)) if axis is None]
+        if B is None or g is None or M is None:
+            raise UsageError(f"no value for {', '.join(missing)}", fix="rule asd needs B, g and M")
+        grids = [Grid.product(B, g, M, semantics, regret=regret, value=value, ledger=ledger, gate=gate)]
+    else:
+        grids = rule_grids(rule, params)
+    if len(grids) > 1:
+        raise UsageError(
+            f"rule {rule}: these parameters lay the trace out in {len(grids)} ways",
+            fix="replay each by replay_grid(trace, grid) for grid in rule_grids(rule, parameters)",
+        )
+    return replay_grid(trace, grids[0], off_trace=off_trace, device=device, threads=threads, progress=progress)
+
+
+def replay_grid(
+    trace: Trace | str | Path,
+    grid: Grid,
+    *,
+    off_trace: str = "stop",
+    device: str = "auto",
+    threads: int = 0,
+    progress: Callable[[int], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Result:
+    """Walk a trace under a grid; parameters as :func:`replay`.
+
+    ``note`` is called with a line for the user where a kernel has to be compiled first.
+    """
+    if off_trace not in (*OFF_TRACE, "pooled"):
+        raise unknown_name("off-trace mode", str(off_trace), [*OFF_TRACE, "pooled"])
+    chosen = choose_device(device)
+    source = trace if isinstance(trace, Trace) else load(trace)
+    graph = build_graph(source, grid.layout)
+
+    def walk(part: Grid) -> Walks:
+        mode = "stop" if off_trace == "pooled" else off_trace
+        if chosen == "reference":
+            return reference_walks(source, graph, replace(part, layout=grid.layout), mode)
+        return walk_grid(graph, part, off_trace=mode, device=chosen, threads=threads)
+
+    if off_trace == "pooled":
+        figures = _pooled_figures(graph, grid, chosen, threads, progress)
+    elif chosen in ("reference", "python"):
+        figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
+    else:
+        figures = sweep_graph(
+            graph, grid, off_trace=off_trace, device=chosen, threads=threads, progress=progress, note=note
+        )
+    return Result(source, graph, grid, off_trace, chosen, figures, _walker=walk)
+
+
+def replay_breakpoints(
+    trace: Trace | str | Path,
+    *,
+    g: Axis,
+    M: Axis,
+    upper: float = math.inf,
+    semantics: str = "paper",
+    regret: str = "logit",
+    value: str = "",
+    ledger: str = "request",
+    off_trace: str = "stop",
+    device: str = "auto",
+    threads: int = 0,
+) -> list[Result]:
+    """Walk a trace under every budget that makes a difference, for each combination of g and M.
+
+    Parameters
+    ----------
+    upper : float
+        Budgets above it are left out.
+    trace, g, M, semantics, regret, value, ledger, off_trace, device, threads
+        As for :func:`replay`.
+
+    Returns
+    -------
+    list of Result
+        One for each g and M, g outermost. Row 0 holds from B = 0 on, each other row from a breakpoint on: a B, the very
+        float, at which some request is decided otherwise than just below it. No decision changes within a row.
+
+    Raises
+    ------
+    UsageError
+        Where there are too many breakpoints (:data:`asdsim.walk.breakpoints.MOST`), or finding them takes too long.
+    """
+    grid = Grid.product(0.0, g, M, semantics, regret=regret, value=value, ledger=ledger)
+    return replay_grid_breakpoints(trace, grid, upper=upper, off_trace=off_trace, device=device, threads=threads)
+
+
+def replay_grid_breakpoints(
+    trace: Trace | str | Path,
+    grid: Grid,
+    *,
+    upper: float = math.inf,
+    off_trace: str = "stop",
+    device: str = "auto",
+    threads: int = 0,
+    progress: Callable[[int], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> list[Result]:
+    """Do what :func:`replay_breakpoints` does for the g and M of each setting of a grid; its B is not looked at."""
+    from .walk.breakpoints import breakpoints_of
+
+    if grid.layout.rule != "asd":
+        raise UsageError(f"rule {grid.layout.rule} has no budget, so no breakpoints in it")
+    if off_trace == "pooled":
+        raise UsageError(
+            "no breakpoints in B under off-trace mode pooled: its figures are averages over many random continuations, "
+            "and no one B decides them",
+            fix=f"take {', '.join(OFF_TRACE)}, or name the budgets to replay in place of exact",
+        )
+    if off_trace not in OFF_TRACE:
+        raise unknown_name("off-trace mode", str(off_trace), list(OFF_TRACE))
+    chosen = choose_device(device)
+    if chosen == "reference":
+        raise UsageError("the reference walk finds no breakpoints", fix="use --device cpu or cuda")
+    check_value("B", upper)
+    source = trace if isinstance(trace, Trace) else load(trace)
+    graph = build_graph(source, grid.layout)
+    pairs = list(zip(grid.gate.tolist(), grid.cap.tolist(), strict=True))
+    found = breakpoints_of(
+        graph, pairs, OFF_TRACE[off_trace], grid.semantics, upper=upper, threads=threads,
+        compiled=chosen != "python", progress=progress, note=note,
+    )  # fmt: skip
+    results = []
+    for points, (gate, cap) in zip(found, pairs, strict=True):
+        budgets = np.append(0.0, points)
+        number = len(budgets)
+        axes = {"B": budgets.tolist(), "g": [gate], "M": [cap]}
+        part = Grid(budgets, np.full(number, gate), np.full(number, cap), grid.semantics, axes, grid.layout)
+        result = replay_grid(source, part, off_trace=off_trace, device=chosen, threads=threads, note=note)
+        results.append(replace(result, below=np.append(points, upper)))
+    return results
+
+
+def write_results(results: list[Result], path: str | Path) -> None:
+    """Write the rows of several results to one Parquet or CSV file, as :meth:`Result.write` does."""
+    import polars as pl
+
+    from .trace.writer import write_frame
+
+    table = pl.concat([result.frame() for result in results])
+    record = {**results[0].provenance(), "settings": sum(map(len, results))}
+    write_frame(table, Path(path), {"asdsim": record})
+
+
+def _pooled_figures(
+    graph: Graph, grid: Grid, device: str, threads: int, progress: Callable[[int], None] | None
+) -> dict[str, npt.NDArray[Any]]:
+    """Average the figures of many random continuations; the exact share is that of the graph itself."""
+    if device == "reference":
+        raise UsageError("the reference walk has no pooled estimate", fix="use --device cpu or cuda")
+    pooled = pooled_graph(graph)
+
+    def drawn(part: Grid) -> Walks:
+        return walk_grid(pooled, part, off_trace="aligned", device=device, threads=threads)
+
+    def true(part: Grid) -> Walks:
+        return walk_grid(graph, part, device=device, threads=threads)
+
+    figures = sweep(drawn, grid, pooled.num_requests, off_trace="aligned", progress=progress)
+    exact = sweep(true, grid, graph.num_requests, off_trace="stop")
+    for name, values in figures.items():
+        if values.dtype.kind in "iu":
+            figures[name] = np.rint(values / DRAWS).astype(np.int64)
+        # An estimated walk ends with the strict output, an exact one where it ends.
+        whole = (exact["exact_share"] == 1.0).reshape(-1, *[1] * (values.ndim - 1))
+        figures[name] = np.where(whole, exact[name], figures[name])
+    return {**figures, "exact_share": exact["exact_share"], "requests": np.full(len(grid), graph.num_requests)}
+
+
+def reference_blocks(trace: Trace, layout: Layout = DEFAULT) -> Iterator[dict[tuple[int, ...], reference.Block]]:
+    """Yield, request by request, the steps as the oracle takes them: by the tokens generated before each."""
+    for request in trace.request_records():
+        blocks: dict[tuple[int, ...], reference.Block] = {}
+        by_id: dict[int, reference.Block] = {}
+        for step in trace.steps_of(request.request_id):
+            prefix: tuple[int, ...] = ()
+            if step.parent_step_id >= 0:
+                parent, taken = by_id[step.parent_step_id], step.parent_accepted
+                prefix = (*parent.prefix, *parent.draft[:taken], parent.choice[taken])
+            best = step.top_logits[:, 0].astype(np.float64)
+            regret = best[: step.num_draft_tokens] - step.draft_logits.astype(np.float64)
+            regret[step.draft_logits == FORBIDDEN_LOGIT] = np.inf
+            block = reference.Block(
+                prefix, step.draft_ids.tolist(), step.argmax_ids.tolist(), regret.tolist(), captured=step.wave == 0
+            )
+            by_id[step.step_id] = block
+            if layout.regret == "probability":
+                total = step.logsumexp.astype(np.float64).tolist()
+                pairs = zip(best.tolist(), step.draft_logits.astype(np.float64).tolist(), total, strict=False)
+                block.cost = [math.exp(z1 - lse) - math.exp(z - lse) for z1, z, lse in pairs]
+            if layout.rule != "asd":
+                block.rows = _reference_rows(step, request.request_id, dict(layout.params))
+            width = layout.width or step.num_draft_tokens
+            blocks[prefix] = replace(
+                block, draft=block.draft[:width], choice=block.choice[: width + 1], regret=block.regret[:width]
+            )
+        yield blocks
+
+
+def _allows(rule: str, params: dict[str, Any]) -> reference.Allows:
+    oracle = ALLOWS[rule]
+    return lambda block, i: oracle(block, i, params)
+
+
+def _reference_rows(step: StepRecord, request_id: str, params: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return recorded columns per draft position, for the oracle of a rule."""
+    rows: list[dict[str, Any]] = []
+    for i in range(step.num_draft_tokens):
+        row: dict[str, Any] = {
+            "rank": int(step.ranks[i]), "top_logits": step.top_logits[i].astype(np.float64).tolist(),
+            "draft_logit": float(step.draft_logits[i]), "logsumexp": float(step.logsumexp[i]),
+            "entropy": float(step.entropy[i]), **{name: float(part[i]) for name, part in step.divergences.items()},
+        }  # fmt: skip
+        if step.draft_logprobs is not None:
+            row["draft_logprob"] = float(step.draft_logprobs[i])
+        if "seed" in params:
+            row["u"] = uniform(int(params["seed"]), request_id, step.start_pos + i)
+        rows.append(row)
+    return rows
+
+
+def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> Walks:
+    """Walk with the oracle; ``edge`` is found from the tokens, and only for exact walks (-1 elsewhere)."""
+    number, requests = len(grid), graph.num_requests
+    counts = np.zeros((number, requests, columns.NUM_COUNTS), np.int32)
+    spent = np.zeros((number, requests))
+    histogram = np.zeros((number, graph.max_draft + 1), np.int64)
+    reasons = {"gate": columns.BY_GATE, "budget": columns.BY_BUDGET, "cap": columns.BY_CAP}
+    layout = grid.layout
+    value = layout.value if layout.rule == "asd" else ""
+    every = reference_blocks(trace, layout)
+    for one, (record, blocks) in enumerate(zip(trace.request_records(), every, strict=True)):
+        for setting in range(number):
+            policy = grid.policy(setting)
+            allows = None
+            if layout.rule != "asd":
+                name = layout.rule if policy.budget > 0.0 else "strict"  # B = 0 is the baseline of the other rule
+                allows = _allows(name, grid.params[setting] if grid.params else {})
+            out = reference.walk(
+                blocks, B=policy.budget, g=policy.gate, M=policy.cap, max_new_tokens=record.max_new_tokens,
+                eos=record.eos_ids if record.stop == "natural" else (), off_trace=off_trace,
+                semantics=grid.semantics, value=value, allows=allows,
+            )  # fmt: skip
+            row = counts[setting, one]
+            row[columns.STEPS], row[columns.DRAFTED] = len(out.accepted), sum(out.drafted)
+            row[columns.ACCEPTED], row[columns.TOKENS] = sum(out.accepted), len(out.tokens)
+            row[columns.RELAXED], row[columns.LEFT] = out.relaxed, out.left
+            for reason in out.refused_by:
+                row[reasons[reason]] += 1
+            spent[setting, one] = out.spent
+            if off_trace != "stop" or out.left == 0:
+                histogram[setting] += np.bincount(out.accepted, minlength=graph.max_draft + 1)
+    return Walks(counts, spent, np.full((number, requests), -1, np.int64), histogram)

@@ -1,0 +1,355 @@
+"""What may be asked: one setting, a grid of settings, and how both are written on a command line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal, DecimalException, InvalidOperation
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UsageError, unknown_name
+from . import get_rule
+from .asd import JUDGES
+from .scoring import DEFAULT, LEDGERS, Layout
+from .spec import Value
+
+MAX_SETTINGS = 20_000_000
+"""Largest grid."""
+
+MAX_AXIS = 1_000_000
+"""Longest list that one range may unfold to."""
+
+
+def check_value(name: str, value: float) -> None:
+    """Refuse a B, g or M that is negative, NaN or (M) not whole."""
+    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
+        raise UsageError(f"{name} must be a number, not {value!r}")
+    try:
+        float(value)
+    except OverflowError:
+        raise UsageError(f"{name} is larger than a float can hold", fix="use inf") from None
+    if math.isnan(value):
+        raise UsageError(f"{name} is NaN", fix="give a number >= 0, or inf")
+    if value < 0:
+        raise UsageError(f"{name}={value:g} is negative", fix="give a number >= 0, or inf")
+    if name == "M" and not math.isinf(value) and value != int(value):
+        raise UsageError(f"M={value:g} is not a whole number", fix="give a whole number of tokens per block, or inf")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One setting of the rule.
+
+    Attributes
+    ----------
+    budget : float
+        B, regret that a request may spend in all, in logits; 0 is strict, ``inf`` allowed.
+    gate : float
+        g, largest r/q of one relaxed token, in logits; ``inf`` allowed.
+    cap : float
+        M, relaxed tokens per block; a whole number or ``inf``.
+    semantics : str
+        Which reading of the rule: a key of :data:`asdsim.rules.asd.JUDGES`.
+    layout : Layout
+        How mismatches are scored and charged. Under another rule than ASD, B and M are ``inf`` and g is its limit.
+    label : str
+        How to call a setting of another rule.
+    """
+
+    budget: float
+    gate: float
+    cap: float
+    semantics: str = "paper"
+    layout: Layout = DEFAULT
+    label: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        check_value("B", self.budget)
+        if self.layout.rule == "asd":
+            check_value("g", self.gate)
+        check_value("M", self.cap)
+        if self.semantics not in JUDGES:
+            raise unknown_name("semantics", self.semantics, list(JUDGES))
+
+    def with_semantics(self, semantics: str) -> Policy:
+        """Return the same numbers under another semantics."""
+        return replace(self, semantics=semantics)
+
+    def __str__(self) -> str:
+        return self.label or f"B={self.budget:g} g={self.gate:g} M={self.cap:g}"
+
+
+SEMANTICS = {"paper": "suffix", "core": "suffix", "dspark": "normalised", "lightllm": "suffix"}
+"""Readings of ASD, and the value scheme of each."""
+
+
+def reading(semantics: str, *, regret: str = "logit", value: str = "", ledger: str = "request") -> tuple[str, Layout]:
+    """Return the judge and the layout of a reading of ASD.
+
+    Raises
+    ------
+    UsageError
+        On an unknown name.
+    """
+    if semantics not in SEMANTICS:
+        raise unknown_name("semantics", semantics, list(SEMANTICS))
+    if ledger not in LEDGERS:
+        raise unknown_name("ledger", ledger, list(LEDGERS))
+    judge = f"{semantics}:block" if ledger == "block" else semantics
+    mismatch = "regret" if semantics == "lightllm" else "id"
+    return judge, Layout(regret=regret, value=value or SEMANTICS[semantics], mismatch=mismatch)
+
+
+STRICT = Policy(0.0, 0.0, 0.0)
+"""Strict matching by token id."""
+
+
+def parse_axis(name: str, text: str) -> list[float]:
+    """Read one axis of a sweep: ``"1,2,inf"``, ``"0:16:.5"`` (inclusive), or both mixed with commas.
+
+    Ranges are unfolded in decimal arithmetic, so ``0:1:.1`` holds exactly the floats that ``.1``, ``.2``, .. denote.
+
+    Raises
+    ------
+    UsageError
+        On anything that is not a number, a range that never ends, or a value that ``name`` cannot take.
+    """
+    values = unfold(name, text)
+    for value in values:
+        check_value(name, value)
+    return values
+
+
+def unfold(name: str, text: str) -> list[float]:
+    """Do what :func:`parse_axis` does for any numbers."""
+    values: list[float] = []
+    for part in text.split(","):
+        item = part.strip()
+        if not item:
+            raise UsageError(
+                f"empty item in {name}={text!r}", fix="write a comma list such as 0,2,4 or a range 0:16:.5"
+            )
+        pieces = item.split(":")
+        if len(pieces) == 1:
+            values.append(_number(name, item))
+        elif len(pieces) == 3:
+            values.extend(_range(name, item, pieces))
+        else:
+            raise UsageError(f"{name}: {item!r} is not a range", fix="write start:stop:step")
+    return list(dict.fromkeys(values))
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{name}: {text!r} is not a number") from None
+
+
+def _range(name: str, item: str, pieces: Sequence[str]) -> list[float]:
+    try:
+        start, stop, step = (Decimal(piece.strip()) for piece in pieces)
+    except InvalidOperation:
+        raise UsageError(f"{name}: {item!r} is not a range of numbers", fix="write start:stop:step") from None
+    if not (start.is_finite() and stop.is_finite() and step.is_finite()):
+        raise UsageError(
+            f"{name}: the range {item!r} never ends", fix="use finite bounds; add inf as an item of its own"
+        )
+    if step <= 0 and start != stop:
+        raise UsageError(f"{name}: the range {item!r} never ends", fix="give a step > 0")
+    if stop < start:
+        raise UsageError(f"{name}: the range {item!r} is empty", fix="give stop >= start")
+    try:
+        count = 1 if start == stop else int(min((stop - start) / step, Decimal(MAX_AXIS))) + 1
+    except DecimalException:
+        count = MAX_AXIS + 1
+    if count > MAX_AXIS:
+        raise UsageError(
+            f"{name}: the range {item!r} has {MAX_AXIS} values or more", fix="take a larger step or a shorter range"
+        )
+    return [float(start + n * step) for n in range(count)]
+
+
+def axis_values(name: str, values: float | str | Iterable[float]) -> list[float]:
+    """Return an axis given as text, one number, or numbers."""
+    if isinstance(values, str):
+        return parse_axis(name, values)
+    if isinstance(values, (bytes, dict)):
+        raise UsageError(f"{name} is {type(values).__name__}", fix="give numbers, or text such as '0,2,4'")
+    if isinstance(values, np.ndarray):
+        values = np.atleast_1d(values).ravel()
+    items = list(values) if isinstance(values, Iterable) else [values]
+    if not items:
+        raise UsageError(f"{name} is empty", fix="give at least one value")
+    for item in items:
+        check_value(name, item)
+    return list(dict.fromkeys(float(item) for item in items))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A list of settings, as parallel arrays.
+
+    Attributes
+    ----------
+    budget, gate, cap : float64 (n,)
+        B, g and M of each setting.
+    semantics : str
+        Shared by all settings.
+    layout : Layout
+        Shared by all settings.
+    params : list of dict
+        Parameters of each setting of another rule than ASD.
+    """
+
+    budget: npt.NDArray[np.float64]
+    gate: npt.NDArray[np.float64]
+    cap: npt.NDArray[np.float64]
+    semantics: str = "paper"
+    axes: dict[str, list[float]] = field(default_factory=dict, compare=False)
+    layout: Layout = DEFAULT
+    params: list[dict[str, Value]] = field(default_factory=list, compare=False)
+
+    def __len__(self) -> int:
+        return int(self.budget.shape[0])
+
+    def __getitem__(self, part: slice) -> Grid:
+        return replace(
+            self, budget=self.budget[part], gate=self.gate[part], cap=self.cap[part], axes={}, params=self.params[part]
+        )
+
+    def policy(self, index: int) -> Policy:
+        """Return one setting."""
+        numbers = float(self.budget[index]), float(self.gate[index]), float(self.cap[index])
+        return Policy(*numbers, self.semantics, self.layout, self.label(index))
+
+    def label(self, index: int) -> str:
+        """Return how a setting of another rule than ASD is called; empty for ASD."""
+        return f"{self.layout.rule} {self.parameters(index)}".strip() if self.params else ""
+
+    def parameters(self, index: int) -> str:
+        """Return what tells a setting apart besides B, g and M: parameters of another rule, or how ASD was varied."""
+        if self.params:
+            return " ".join(f"{name}={_short(value)}" for name, value in self.params[index].items() if value != -1.0)
+        base, _, scope = self.semantics.partition(":")
+        varied = {"regret": (self.layout.regret, "logit"), "value": (self.layout.value, SEMANTICS.get(base, "suffix")),
+                  "ledger": (scope or "request", "request")}  # fmt: skip
+        return " ".join(f"{name}={value}" for name, (value, usual) in varied.items() if value != usual)
+
+    @classmethod
+    def product(
+        cls,
+        B: float | str | Iterable[float],
+        g: float | str | Iterable[float],
+        M: float | str | Iterable[float],
+        semantics: str = "paper",
+        *,
+        regret: str = "logit",
+        value: str = "",
+        ledger: str = "request",
+        gate: bool = True,
+    ) -> Grid:
+        """Return every combination, B outermost and M innermost.
+
+        Parameters
+        ----------
+        B, g, M : float, list of float, or str
+        semantics : str
+            Key of :data:`SEMANTICS`.
+        regret, value, ledger : str
+            See :class:`asdsim.rules.scoring.Layout`; by default the value scheme of the semantics. ``ledger`` is
+            ``request``, ``block`` (spent starts from 0 in every block) or ``none`` (no budget: B is not looked at).
+        gate : bool
+            False lifts the gate: g is not looked at.
+
+        Raises
+        ------
+        UsageError
+            On a value that cannot be meant, or an unknown semantics.
+        """
+        judge, layout = reading(semantics, regret=regret, value=value, ledger=ledger)
+        axes = {
+            "B": axis_values("B", B if ledger != "none" else math.inf),
+            "g": axis_values("g", g if gate else math.inf),
+            "M": axis_values("M", M),
+        }
+        size = math.prod(len(axis) for axis in axes.values())
+        if size > MAX_SETTINGS:
+            raise UsageError(
+                f"the grid has {size} settings", fix=f"at most {MAX_SETTINGS} are allowed; use larger steps"
+            )
+        budget, limit, cap = (axis.ravel() for axis in np.meshgrid(axes["B"], axes["g"], axes["M"], indexing="ij"))
+        return cls(budget, limit, cap, judge, axes, layout)
+
+    @classmethod
+    def of(cls, policies: Sequence[Policy]) -> Grid:
+        """Return the given settings in their order; all must share one semantics."""
+        if not policies:
+            raise UsageError("no setting given")
+        if any(policy.label for policy in policies):
+            raise UsageError("settings of another rule than ASD", fix="use rule_grids")
+        names = {(policy.semantics, policy.layout) for policy in policies}
+        if len(names) > 1:
+            found = ", ".join(sorted(f"{semantics} {layout}" for semantics, layout in names))
+            raise UsageError(f"settings of several semantics or rules in one grid: {found}")
+        semantics, layout = names.pop()
+        return cls(
+            np.array([policy.budget for policy in policies], np.float64),
+            np.array([policy.gate for policy in policies], np.float64),
+            np.array([policy.cap for policy in policies], np.float64),
+            semantics,
+            layout=layout,
+        )
+
+
+def _short(value: Value) -> str:
+    return f"{value:g}" if isinstance(value, float) else value
+
+
+def rule_grids(name: str, given: Mapping[str, Value | Sequence[Value]] | None = None) -> list[Grid]:
+    """Return every combination of a rule's parameters, one grid for each way to score mismatches.
+
+    Parameters
+    ----------
+    name : str
+        A name in :data:`asdsim.rules.NAMES`.
+    given : mapping
+        Parameters by name: one value, a list, or text as on the command line; the others take their published default.
+
+    Raises
+    ------
+    UsageError
+        On an unknown rule or parameter, or a value outside its range.
+    """
+    rule = get_rule(name)
+    known = [parameter.name for parameter in rule.parameters]
+    for key in given or {}:
+        if key not in known:
+            raise unknown_name(f"parameter of rule {name}", key, known)
+    axes: dict[str, list[Value]] = {}
+    for parameter in rule.parameters:
+        values: Any = (given or {}).get(parameter.name, parameter.default)
+        if isinstance(values, str):
+            values = values.split(",") if parameter.choices else unfold(parameter.name, values)
+        elif not isinstance(values, Iterable):
+            values = [values]
+        axes[parameter.name] = list(dict.fromkeys(parameter.check(name, value) for value in values))
+        if not axes[parameter.name]:
+            raise UsageError(f"{parameter.name} is empty", fix="give at least one value")
+    moved = {rule.knob: axes.pop(rule.knob)} if rule.knob else {}
+    grids = []
+    for chosen in product(*axes.values()):
+        fixed = dict(zip(axes, chosen, strict=True))
+        settings = [{**fixed, **dict(zip(moved, knob, strict=True))} for knob in product(*moved.values())]
+        params = [{key: setting[key] for key in known} for setting in settings]
+        width = int(fixed.pop("K")) if name == "truncate" else 0
+        unlimited = np.full(len(params), math.inf)
+        limits = np.array([rule.limit(setting) for setting in params], np.float64)
+        layout = Layout(name, width=width, params=tuple(fixed.items()))
+        grids.append(Grid(unlimited, limits, unlimited, layout=layout, params=params))
+    return grids

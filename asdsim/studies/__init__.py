@@ -1,0 +1,1 @@
+"""Questions put to a trace: compare, calibrate, audit, fidelity."""

@@ -1,0 +1,352 @@
+"""Acceptance rules side by side on one trace, at their published settings or at matched risk.
+
+At matched risk every rule moves one parameter, its knob, and keeps the others at their published values: ASD moves
+B. Of the settings whose risk does not exceed the level the one with the longest acceptance length is taken; risk is a
+step function of a parameter, so the level is met from below and the risk reached is reported beside it. Where walks
+that leave the trace stop, only settings that are exact for every request take part: others have no risk to match.
+
+Whether an output differs from strict is known without its text: up to the first accepted mismatch a walk is the strict
+one, and there it commits another token. Everything else about a walk that leaves the trace is an estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import stats
+from ..errors import TraceError, UsageError, unknown_name
+from ..evaluate import figures as metrics
+from ..rules import NAMES, get_rule
+from ..rules.settings import Grid, rule_grids
+from ..trace.graph import Graph, build_graph
+from ..trace.stored import Trace
+from ..walk.estimate import DRAWS, pooled_graph
+from ..walk.request import ACCEPTED, DRAFTED, RELAXED, STEPS, TOKENS
+from ..walk.sweep import Walks, off_trace_code, walk_grid
+
+RISKS = {
+    "regret_max": "largest realised regret of a request, in logits",
+    "regret_per_token": "regret spent per generated token, in logits",
+    "outputs_differ_share": "share of outputs that differ from the strict ones",
+}
+PUBLISHED = (8.0, 0.25, 2.0)
+"""B, g and M of ASD's main results."""
+
+ASD_LADDER = tuple(round(0.25 * n, 2) for n in range(129))
+REFINE = 24
+FIGURES = ("mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "predicted_speedup")
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class Measured:
+    """Per (setting, request): averages over draws where the walk left the trace.
+
+    Attributes
+    ----------
+    grid : Grid
+    steps, tokens, accepted, spent, drafted : float64 (n, R)
+    differs, exact : bool (n, R)
+    """
+
+    grid: Grid
+    steps: Floats
+    tokens: Floats
+    accepted: Floats
+    spent: Floats
+    drafted: Floats
+    differs: npt.NDArray[np.bool_]
+    exact: npt.NDArray[np.bool_]
+
+    def risk(self, name: str) -> Floats:
+        """Return a risk measure of every setting."""
+        if name == "regret_max":
+            return self.spent.max(axis=1, initial=0.0)
+        if name == "regret_per_token":
+            return self.spent.sum(axis=1) / np.maximum(self.tokens.sum(axis=1), 1.0)
+        return self.differs.mean(axis=1)
+
+
+@dataclass
+class Comparison:
+    """Rows of a comparison, and what could not be compared.
+
+    Attributes
+    ----------
+    rows : list of dict
+        One per rule, in the order of acceptance length gain, which is over strict; ``predicted_speedup`` is over plain
+        decoding: see :func:`speedup`.
+    skipped : dict of str to str
+        Rules that cannot run on this trace, and why.
+    level : float or None
+        Of the risk measure; None for published settings.
+    risk : str
+    draft_cost : float
+        Seconds of one draft token, in target verifications.
+    cost_source : str
+    off_trace : str
+        Under ``stop`` each rule stands on the requests that never left the trace: no fair sample, and not the same one
+        for every rule. At a level, settings with such a request are no candidates.
+    """
+
+    rows: list[dict[str, Any]]
+    risk: str
+    level: float | None
+    draft_cost: float
+    cost_source: str
+    off_trace: str = "pooled"
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+class Bench:
+    """One trace, laid out once per layout, walked under any grid."""
+
+    def __init__(self, trace: Trace, off_trace: str = "pooled", device: str = "auto", threads: int = 0) -> None:
+        if off_trace != "pooled":
+            off_trace_code(off_trace)
+        self.trace, self.off_trace, self.device, self.threads = trace, off_trace, device, threads
+        self._graphs: dict[Any, tuple[Graph, Graph]] = {}
+
+    def graphs(self, grid: Grid) -> tuple[Graph, Graph]:
+        """Return the graph of a grid, and the one that estimates walk."""
+        if grid.layout not in self._graphs:
+            graph = build_graph(self.trace, grid.layout)
+            self._graphs[grid.layout] = graph, pooled_graph(graph) if self.off_trace == "pooled" else graph
+        return self._graphs[grid.layout]
+
+    def measure(self, grid: Grid) -> Measured:
+        """Walk every setting."""
+        graph, estimated = self.graphs(grid)
+        options: dict[str, Any] = {"device": self.device, "threads": self.threads}
+        true = walk_grid(graph, grid, **options)
+        walks, draws = true, 1
+        if self.off_trace == "pooled":
+            walks, draws = walk_grid(estimated, grid, off_trace="aligned", **options), DRAWS
+        elif self.off_trace != "stop":
+            walks = walk_grid(graph, grid, off_trace=self.off_trace, **options)
+        return self._collect(grid, true, walks, draws)
+
+    def _collect(self, grid: Grid, true: Walks, walks: Walks, draws: int) -> Measured:
+        requests = true.edge.shape[1]
+
+        def known(values: npt.NDArray[Any], exact: npt.NDArray[Any]) -> Floats:
+            """Take the true walk where nothing is missing: an estimated one ends with the strict output."""
+            mean = values.reshape(len(grid), draws, requests).mean(axis=1, dtype=np.float64)
+            return np.where(true.exact, exact, mean)
+
+        counts = {
+            name: known(walks.counts[..., name], true.counts[..., name]) for name in (STEPS, TOKENS, ACCEPTED, DRAFTED)
+        }
+        return Measured(
+            grid, counts[STEPS], counts[TOKENS], counts[ACCEPTED], known(walks.spent, true.spent), counts[DRAFTED],
+            true.counts[..., RELAXED] > 0, true.exact,
+        )  # fmt: skip
+
+
+def draft_cost_of(trace: Trace) -> float:
+    """Return the median time of one draft token over the median time of a verification, on the captured path."""
+    path = (trace.column("steps", "wave") == 0) & (trace.column("steps", "num_draft_tokens") > 0)
+    verify = np.median(trace.column("steps", "verify_us")[path]) if path.any() else 0.0
+    if not verify > 0:
+        raise UsageError(
+            "the trace has no timings, so no draft cost", where=str(trace.path), fix="state one with --draft-cost"
+        )
+    drafted = trace.column("steps", "draft_us")[path] / trace.column("steps", "num_draft_tokens")[path]
+    return float(np.median(drafted) / verify)
+
+
+def published(name: str, num_draft_tokens: int) -> list[Grid]:
+    """Return a rule's published setting; for ``truncate`` every draft length."""
+    if name == "asd":
+        return [Grid.product(*PUBLISHED)]
+    if name == "truncate":
+        return rule_grids(name, {"K": list(range(1, num_draft_tokens + 1))})
+    return rule_grids(name)
+
+
+def knob_grid(name: str, values: Sequence[float]) -> Grid:
+    """Return a rule with its knob at the given values."""
+    if name == "asd":
+        return Grid.product(list(values), PUBLISHED[1], PUBLISHED[2])
+    return rule_grids(name, {get_rule(name).knob: list(values)})[0]
+
+
+def compare(
+    trace: Trace,
+    rules: Sequence[str] = ("asd", *NAMES),
+    *,
+    risk: str = "regret_max",
+    level: float | None = None,
+    draft_cost: float | None = None,
+    off_trace: str = "pooled",
+    device: str = "auto",
+    threads: int = 0,
+    seed: int = 0,
+    resamples: int = stats.RESAMPLES,
+) -> Comparison:
+    """Compare rules on one trace.
+
+    ``truncate`` has no published setting: at every level it takes part with the K that is predicted to be fastest.
+
+    Parameters
+    ----------
+    trace : Trace
+    rules : sequence of str
+        ``asd`` and names in :data:`asdsim.rules.NAMES`.
+    risk : str
+        Key of :data:`RISKS`.
+    level : float, optional
+        Match this risk; by default every rule at its published setting.
+    draft_cost : float, optional
+        Seconds of one draft token in target verifications, for the predicted speed; by default from the trace's
+        timings. A step costs 1 + K x this, and plain decoding 1 per token.
+    off_trace : str
+        What happens at prefixes that were not captured; all but ``stop`` are estimates where ``exact_share`` is below
+        1.
+    seed, resamples : int
+        Of the bootstrap over requests, that of :mod:`asdsim.stats`.
+
+    Raises
+    ------
+    UsageError
+        On an unknown rule or risk, a level that is negative, or a cost that is.
+    """
+    if risk not in RISKS:
+        raise unknown_name("risk measure", risk, list(RISKS))
+    if level is not None and not level >= 0:
+        raise UsageError(f"level {level} of {risk} is negative", fix="give a number >= 0")
+    if draft_cost is not None and not (draft_cost >= 0 and np.isfinite(draft_cost)):
+        raise UsageError(f"draft cost {draft_cost} is no cost", fix="give a number >= 0, in target verifications")
+    for name in rules:
+        if name not in ("asd", *NAMES):
+            raise unknown_name("rule", name, ["asd", *NAMES])
+    source = "stated" if draft_cost is not None else "median timings of the trace"
+    cost = draft_cost if draft_cost is not None else draft_cost_of(trace)
+    bench = Bench(trace, off_trace, device, threads)
+    base = bench.measure(rule_grids("strict")[0])
+    found = Comparison([], risk, level, cost, source, off_trace)
+    chosen: list[tuple[str, Measured]] = []
+    for name in dict.fromkeys(rules):
+        try:
+            one = choose(bench, name, risk, level, cost, base)
+        except TraceError as error:
+            found.skipped[name] = str(error)
+            continue
+        if one is None:
+            which = "setting that is exact for all requests" if off_trace == "stop" else "setting of its knob"
+            hint = "; asdsim cover, or another --off-trace" if off_trace == "stop" else ""
+            found.skipped[name] = f"no {which} has {risk} <= {level:g}{hint}"
+        else:
+            chosen.append((name, one))
+    asd = next((one for name, one in chosen if name == "asd"), None)
+    for name, one in chosen:
+        found.rows.append(_row(name, one, base, asd, cost, off_trace, seed, resamples))
+    found.rows.sort(key=lambda row: -(row["acceptance_length_gain"] or 0.0))
+    return found
+
+
+def choose(bench: Bench, name: str, risk: str, level: float | None, cost: float, base: Measured) -> Measured | None:
+    """Return the one setting of a rule that takes part, None where no setting is within the level."""
+    if name == "truncate":
+        tried = [bench.measure(grid) for grid in published(name, bench.trace.manifest.num_draft_tokens)]
+        if bench.off_trace == "stop":  # the longest draft is strict matching, and exact
+            tried = [one for one in tried if one.exact.all()] or tried[-1:]
+        return max(tried, key=lambda one: float(speedup(one, cost)[0]))
+    if level is None or name == "strict":
+        return bench.measure(published(name, bench.trace.manifest.num_draft_tokens)[0])
+    values = list(ASD_LADDER if name == "asd" else get_rule(name).ladder)
+    whole = name != "asd" and next(p for p in get_rule(name).parameters if p.name == get_rule(name).knob).whole
+    only_exact = bench.off_trace == "stop"
+    best = _best(bench.measure(knob_grid(name, values)), values, risk, level, only_exact)
+    for _ in range(0 if whole else 2):  # look closer beside the best value found
+        if best is None:
+            break
+        at = values.index(best)
+        near = values[max(0, at - 1) : at + 2]
+        values = sorted({*near, *np.linspace(min(near), max(near), REFINE).tolist()})
+        best = _best(bench.measure(knob_grid(name, values)), values, risk, level, only_exact)
+    return None if best is None else bench.measure(knob_grid(name, [best]))
+
+
+def _best(tried: Measured, values: Sequence[float], risk: str, level: float, exact: bool) -> float | None:
+    """Return the value with the longest acceptance length within the level; of equals the first.
+
+    With ``exact`` only values that are exact for every request count.
+    """
+    length = tried.tokens.sum(axis=1) / tried.steps.sum(axis=1)
+    within = tried.risk(risk) <= level
+    if exact:
+        within &= tried.exact.all(axis=1)
+    return values[int(np.argmax(np.where(within, length, -np.inf)))] if within.any() else None
+
+
+def speedup(one: Measured, cost: float) -> Floats:
+    """Return tokens per unit of time over plain decoding, where a step costs 1 + drafted x cost."""
+    return one.tokens.sum(axis=1) / (one.steps.sum(axis=1) + cost * one.drafted.sum(axis=1))
+
+
+def _row(
+    name: str, one: Measured, base: Measured, asd: Measured | None, cost: float, off_trace: str, seed: int,
+    resamples: int,
+) -> dict[str, Any]:  # fmt: skip
+    keep = one.exact[0] if off_trace == "stop" else np.ones_like(one.exact[0])
+    tokens, steps = one.tokens[0][keep], one.steps[0][keep]
+    row: dict[str, Any] = {
+        "rule": name,
+        "parameters": _parameters(name, one.grid),
+        "requests": int(keep.sum()),
+        "exact_share": float(one.exact[0].mean()) if one.exact.size else None,
+        "sampled": name != "asd" and get_rule(name).sampled,
+    }
+    if not len(tokens) or not steps.sum():
+        none = dict.fromkeys((*FIGURES, *RISKS, "gain_low", "gain_high", "against_asd", "against_asd_low",
+                              "against_asd_high"))  # fmt: skip
+        return {**row, **none}
+    row["mean_acceptance_length"] = float(tokens.sum() / steps.sum())
+    row["accepted_per_proposal"] = float(one.accepted[0][keep].sum() / steps.sum())
+    row["acceptance_length_gain"], row["gain_low"], row["gain_high"] = gain(one, base, keep, seed, resamples)
+    row["predicted_speedup"] = float(tokens.sum() / (steps.sum() + cost * one.drafted[0][keep].sum()))
+    kept = Measured(
+        one.grid, one.steps[:, keep], one.tokens[:, keep], one.accepted[:, keep], one.spent[:, keep],
+        one.drafted[:, keep], one.differs[:, keep], one.exact[:, keep],
+    )  # fmt: skip
+    for measure in RISKS:
+        row[measure] = float(kept.risk(measure)[0])
+    row["outputs_differ_share"] = float(one.differs[0].mean())
+    row.update(against_asd=None, against_asd_low=None, against_asd_high=None)
+    if asd is not None and name != "asd":
+        both = keep & (asd.exact[0] if off_trace == "stop" else True)
+        if both.any():
+            row["against_asd"], row["against_asd_low"], row["against_asd_high"] = gain(one, asd, both, seed, resamples)
+    return row
+
+
+def _parameters(name: str, grid: Grid) -> dict[str, Any]:
+    if name == "asd":
+        return {"B": float(grid.budget[0]), "g": float(grid.gate[0]), "M": float(grid.cap[0])}
+    return dict(grid.params[0]) if grid.params else {}
+
+
+def gain(
+    one: Measured, other: Measured, keep: npt.NDArray[np.bool_], seed: int, resamples: int
+) -> tuple[float, float | None, float | None]:
+    """Return the relative gain in acceptance length over another setting, with the ends of its 95 % interval.
+
+    Figure, draws and interval are those of :func:`asdsim.evaluate.quality.judge`, so that equal walks
+    have equal intervals there and here. ``keep`` says which requests count; too few give no interval.
+    """
+    columns: Mapping[str, Floats] = {
+        "tokens": one.tokens[0], "steps": one.steps[0],
+        "tokens_strict": other.tokens[0], "steps_strict": other.steps[0],
+    }  # fmt: skip
+    weights = stats.resample_weights(len(keep), resamples, seed)
+    sums = stats.Resampled({name: values * keep for name, values in columns.items()}, weights, kept=keep.sum())
+    found = sums.interval(metrics.FIGURES["acceptance_length_gain"].formula)
+    low, high = (None if np.isnan(end[0]) else float(end[0]) for end in (found.low, found.high))
+    return float(found.value[0]), low, high

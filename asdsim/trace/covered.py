@@ -1,0 +1,68 @@
+"""How a manifest names the grids that a trace is covered for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import UsageError
+from ..rules.settings import Grid, reading, rule_grids
+from .stored import Trace
+
+
+def grid_entry(grid: Grid, faithful: bool) -> dict[str, Any]:
+    """Return how a manifest names a covered grid."""
+    if grid.layout.rule != "asd":
+        names = grid.params[0] if grid.params else {}
+        params = {
+            name: [
+                "inf" if value == float("inf") else value for value in dict.fromkeys(row[name] for row in grid.params)
+            ]
+            for name in names
+        }
+        return {"rule": grid.layout.rule, "params": params, "faithful": faithful}
+    base, _, scope = grid.semantics.partition(":")
+    varied: dict[str, Any] = {}
+    if grid.layout != reading(base)[1] or scope:
+        varied = {"regret": grid.layout.regret, "value": grid.layout.value, "ledger": scope or "request"}
+    return {
+        "rule": "asd",
+        "semantics": base,
+        **varied,
+        **{axis: ["inf" if value == float("inf") else value for value in values] for axis, values in grid.axes.items()},
+        "faithful": faithful,
+    }
+
+
+def covered_grids(grids: list[dict[str, Any]]) -> list[Grid]:
+    """Return the grids that a manifest says are covered."""
+
+    # JSON has no infinity: the manifest writes "inf", which float() reads.
+    def axis(entry: dict[str, Any], name: str) -> list[float]:
+        return [float(value) for value in entry[name]]
+
+    made: list[Grid] = []
+    for entry in grids:
+        if entry["rule"] != "asd":
+            made += rule_grids(entry["rule"], entry["params"])
+        else:
+            varied = {name: entry[name] for name in ("regret", "value", "ledger") if name in entry}
+            B, g, M = (axis(entry, name) for name in ("B", "g", "M"))
+            made.append(Grid.product(B, g, M, entry["semantics"], **varied))
+    return made
+
+
+def covered_settings(trace: Trace) -> Grid:
+    """Return every setting of the covered grids of ASD once: those of the first reading that is covered.
+
+    Raises
+    ------
+    UsageError
+        If none is covered.
+    """
+    grids = [grid for grid in covered_grids(trace.manifest.grids) if grid.layout.rule == "asd"]
+    grids = [grid for grid in grids if (grid.semantics, grid.layout) == (grids[0].semantics, grids[0].layout)]
+    if not grids:
+        raise UsageError(
+            "the trace is not covered for any grid", where=str(trace.path), fix="give --B --g --M, or run asdsim cover"
+        )
+    return Grid.of(list(dict.fromkeys(grid.policy(n) for grid in grids for n in range(len(grid)))))
