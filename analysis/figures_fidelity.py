@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from asdsim.plots.draw import draw as plots
-from asdsim.plots.draw import exact as plots_exact
+from asdsim.plots import draw as plots
+from asdsim.plots import exact as plots_exact
 from asdsim.result import load
 from asdsim.rules.settings import Grid
 from asdsim.studies.fidelity import measure

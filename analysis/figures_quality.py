@@ -22,8 +22,8 @@ from asdsim import stats
 from asdsim.evaluate.cost import fit_trace
 from asdsim.evaluate.per_step import histograms, ledger_over_time, reach_by_position, reuse_curves, share_by_count
 from asdsim.evaluate.quality import judge
-from asdsim.plots.draw import draw as plots
-from asdsim.plots.draw import quality as plots_quality
+from asdsim.plots import draw as plots
+from asdsim.plots import quality as plots_quality
 from asdsim.rules.settings import STRICT, Policy
 from asdsim.trace.covered import covered_settings
 from asdsim.trace.graph import build_graph

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from asdsim.plots.draw.rules import compared_rules
 
-from asdsim.plots.draw import draw as plots
+from asdsim.plots import draw as plots
 from asdsim.result import load
 from asdsim.rules import NAMES
 from asdsim.studies.compare import RISKS, compare

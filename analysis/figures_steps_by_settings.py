@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from asdsim.plots.draw import draw as plots
-from asdsim.plots.draw import exact as plots_exact
+from asdsim.plots import draw as plots
+from asdsim.plots import exact as plots_exact
 from asdsim.result import load
 from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.graph import build_graph
