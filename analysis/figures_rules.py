@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from asdsim.plots.draw.rules import compared_rules
+from asdsim.plots.rules import compared_rules
 
 from asdsim.plots import draw as plots
 from asdsim.result import load
