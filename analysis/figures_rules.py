@@ -11,8 +11,7 @@ import os
 from pathlib import Path
 
 from asdsim.plots.rules import compared_rules
-
-from asdsim.plots import draw as plots
+from asdsim.plots.style import provenance, save
 from asdsim.result import load
 from asdsim.rules import NAMES
 from asdsim.studies.compare import RISKS, compare
@@ -27,13 +26,13 @@ def main() -> None:
     """Draw one figure per kind of risk."""
     os.chdir(ROOT)
     trace = load(TRACE)
-    record = plots.provenance(COMMAND, source={"trace": TRACE, "manifest_checksum": trace.manifest.checksum})
+    record = provenance(COMMAND, source={"trace": TRACE, "manifest_checksum": trace.manifest.checksum})
     for risk, level in LEVELS:
         found = compare(trace, ["asd", *NAMES], risk=risk, level=level)
         title = f"Rules at {RISKS[risk].partition(',')[0]} <= {level:g}"
         stem = Path("figures/smollm2-layerskip") / f"rules-{risk.replace('_', '-')}"
         data = {"risk": risk, "level": level, "rows": found.rows, "skipped": found.skipped}
-        for path in plots.save(compared_rules(found.rows, title), stem, record, data):
+        for path in save(compared_rules(found.rows, title), stem, record, data):
             print(path)
 
 

@@ -255,10 +255,10 @@ class Result:
         }
 
     def plot(self, **options: Any) -> Any:
-        """Return the heat map of acceptance length over B and g; see :mod:`asdsim.plots.draw`."""
-        from .plots import draw as plots
+        """Return the heat map of acceptance length over B and g; see :mod:`asdsim.plots.heatmap`."""
+        from .plots.heatmap import acceptance_heatmap
 
-        return plots.acceptance_heatmap(self.frame(), **options)
+        return acceptance_heatmap(self.frame(), **options)
 
     def __repr__(self) -> str:
         exact = int((self.columns["exact_share"] == 1.0).sum())

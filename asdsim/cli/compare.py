@@ -60,12 +60,12 @@ def command(
     )  # fmt: skip
     title = "published settings" if level is None else f"{RISKS[risk].partition(',')[0]} <= {level:g}"
     if output is not None:
-        from ..plots import draw as plots
         from ..plots.rules import compared_rules
+        from ..plots.style import provenance, save
 
         words = f"asdsim compare {trace}" + ("" if level is None else f" --risk {risk} --level {level:g}")
-        record = plots.provenance(f"{words} -o {output}", source={"trace": str(trace)})
-        for path in plots.save(compared_rules(found.rows, f"Rules at {title}", off_trace), output / "compare", record,
+        record = provenance(f"{words} -o {output}", source={"trace": str(trace)})
+        for path in save(compared_rules(found.rows, f"Rules at {title}", off_trace), output / "compare", record,
                                {"rows": found.rows}):  # fmt: skip
             note(f"wrote {path}")
     if as_json:

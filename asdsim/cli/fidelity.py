@@ -69,9 +69,9 @@ def command(
         if text := few(found.requests):
             note(text)
     if output is not None:
-        from ..plots import draw as plots
         from ..plots import exact as plots_exact
+        from ..plots.style import provenance, save
 
-        record = plots.provenance(f"asdsim fidelity {trace} -o {output}", source={"trace": str(trace)})
-        for path in plots.save(plots_exact.fidelity_errors(found.settings), output / "fidelity", record):
+        record = provenance(f"asdsim fidelity {trace} -o {output}", source={"trace": str(trace)})
+        for path in save(plots_exact.fidelity_errors(found.settings), output / "fidelity", record):
             note(f"wrote {path}")

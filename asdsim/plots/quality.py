@@ -13,7 +13,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from ..errors import UsageError
 from ..stats import Intervals
-from .draw import DASHES, GREY, LINES, MARKERS, MAX_SETTINGS, styled
+from .rows import MAX_SETTINGS
+from .style import DASHES, GREY, LINES, MARKERS, styled
 
 if TYPE_CHECKING:
     import polars as pl

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ..rules import get_rule
-from .draw import GREY, LINES, styled
+from .style import GREY, LINES, styled
 
 
 def compared_rules(rows: Sequence[Mapping[str, Any]], title: str, off_trace: str = "pooled") -> Figure:

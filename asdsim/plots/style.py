@@ -1,0 +1,164 @@
+"""How every figure looks, and how it is written: colours, fonts, legends, files.
+
+Nothing here touches pyplot, so no display, backend or global figure list is involved. Colours are those of Okabe and
+Ito (bars and lines) and cividis (maps): told apart by people with any colour vision, and, by lightness, markers and
+line style, in grey print. Rows that are not exact (``exact_share`` below 1) are hatched in maps and bars, drawn with
+open markers in lines, and named in the legend; in maps, means over only the requests that stayed are grey.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .. import __version__
+from ..errors import AsdsimError
+
+PROVENANCE_VERSION = 1
+
+FILLS = ("#000000", "#0072B2", "#E69F00", "#F0E442")
+LINES = ("#000000", "#0072B2", "#D55E00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D")
+DASHES = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+GREY = "#767676"
+NO_COLOUR = "#E4E4E4"
+
+STYLE: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#444444",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9.5,
+    "figure.dpi": 100,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.7,
+    "hatch.linewidth": 0.8,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "savefig.facecolor": "white",
+    "svg.fonttype": "path",
+    "svg.hashsalt": "asdsim",
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    # From the defaults, so that a user's own matplotlib settings change no figure.
+    parameters: Any = {**dict(matplotlib.rcParamsDefault), **STYLE}
+    parameters.pop("backend", None)
+    with matplotlib.rc_context(parameters):
+        yield
+
+
+def legend_below(figure: Figure, axes: Axes, note: str | None, mark: str = "hatched") -> None:
+    """Put the legend under the axes, where it can hide no data, and a note on rows that are not exact beneath it."""
+    handles, labels = axes.get_legend_handles_labels()
+    room = (figure.get_figwidth() / 2 - 0.75) / 0.066  # characters of half the width, less the handle
+    columns = 1 if max(map(len, labels)) > room else 2
+    figure.legend(
+        handles, labels, loc="outside lower left", ncols=columns, handlelength=3.2, title=note and f"{mark} = {note}",
+        title_fontproperties={"size": 8, "style": "italic"}, alignment="left",
+    )  # fmt: skip
+
+
+def provenance(command: str, *, source: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what a figure came from: command, software versions, and the caller's words on the source."""
+    versions = {"python": platform.python_version(), "asdsim": __version__}
+    versions.update({name: metadata.version(name) for name in ("matplotlib", "numpy", "polars")})
+    return {
+        "schema_version": PROVENANCE_VERSION,
+        "command": command,
+        "software": versions,
+        "source": dict(source or {}),
+    }
+
+
+def save(
+    figure: Figure, stem: str | os.PathLike[str], record: Mapping[str, Any], data: Mapping[str, Any] | None = None
+) -> list[Path]:
+    """Write ``stem.svg``, ``stem.png`` and ``stem.json``; equal input gives equal files.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        What to draw.
+    stem : path
+        Path without suffix; missing folders are made.
+    record : mapping
+        From :func:`provenance`.
+    data : mapping, optional
+        The plotted numbers, plain lists and scalars. Infinities are written as ``"inf"``, NaN as null.
+
+    Returns
+    -------
+    list of Path
+        The three files.
+
+    Raises
+    ------
+    AsdsimError
+        If a file cannot be written. Files are replaced whole: an error leaves the earlier ones as they were.
+    """
+    base = Path(stem)
+    paths = [base.with_name(base.name + suffix) for suffix in (".svg", ".png", ".json")]
+    text = json.dumps(_plain({**record, "figure": base.name, "data": data or {}}), indent=1, ensure_ascii=False) + "\n"
+    text = re.sub(
+        r"\[\n[^\[\]{}]*\]", lambda flat: re.sub(r"\n\s*", " ", flat[0]), text
+    )  # a list of numbers on one line
+    with styled():
+        content = [_drawn(figure, "svg"), _drawn(figure, "png"), text.encode()]
+    try:
+        base.parent.mkdir(parents=True, exist_ok=True)
+        for path, octets in zip(paths, content, strict=True):
+            rest = path.with_name(path.name + ".tmp")
+            try:
+                rest.write_bytes(octets)
+                rest.replace(path)
+            finally:
+                rest.unlink(missing_ok=True)
+    except OSError as error:
+        raise AsdsimError(
+            f"cannot write: {error.strerror or error}", where=str(base), fix="choose another folder with -o"
+        ) from None
+    return paths
+
+
+def _drawn(figure: Figure, kind: str) -> bytes:
+    stream = io.BytesIO()
+    # No date and no version in the files: a redraw of the same data changes no byte.
+    figure.savefig(stream, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return stream.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON-ready numbers: arrays as lists, infinities as text, NaN as null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value
