@@ -365,6 +365,7 @@ def capture_with(
     from ..trace.writer import TraceWriter
     from .loop import check_request, decode
     from .record import Recorder
+    from .vocabulary import keep_vocabulary
 
     torch.manual_seed(plan.seed)
     requests = make_requests(target, prompts, plan)
@@ -401,6 +402,8 @@ def capture_with(
                     progress(number + 1, len(requests), summary.completion_tokens)
         except KeyboardInterrupt:
             summary.interrupted = True
+        with uninterrupted():
+            keep_vocabulary(writer, target.tokenizer)
     summary.seconds = time.perf_counter() - began
     return summary
 

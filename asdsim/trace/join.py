@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from functools import reduce
 from pathlib import Path
 
 from ..errors import TraceError, UsageError
 from . import manifest as manifests
 from .reader import Trace, read_trace
+from .vocabulary import NOTE as VOCABULARY
+from .vocabulary import Vocabulary, store_vocabulary
 from .writer import TraceWriter
 
 NOTE = "shard"
@@ -106,7 +109,8 @@ def join(path: str | os.PathLike[str]) -> Trace:
                 fix=f"finish it: --shard {number + 1}/{len(shards)} --resume",
             )  # fmt: skip
     grids = [grid for grid in first.manifest.grids if all(grid in shard.manifest.grids for shard in shards)]
-    notes = {key: value for key, value in first.manifest.notes.items() if key != NOTE}
+    notes = {key: value for key, value in first.manifest.notes.items() if key not in (NOTE, VOCABULARY)}
+    vocabularies = [shard.vocabulary for shard in shards if shard.vocabulary is not None]
     manifest = first.manifest.replace(grids=[], notes={**notes, "shards": len(shards), manifests.PLANNED: total})
     records = [shard.request_records() for shard in shards]
     staging = target.with_name(f".tmp-{target.name}-{os.getpid()}")
@@ -117,6 +121,8 @@ def join(path: str | os.PathLike[str]) -> Trace:
                 record = records[number][index // len(shards)]
                 writer.add_request(record, shards[number].steps_of(record.request_id))
             writer.update_manifest(grids=grids)
+            if vocabularies:
+                store_vocabulary(writer, reduce(Vocabulary.join, vocabularies))
         os.rename(staging, target)  # whole, or not at all
     except OSError as error:
         raise TraceError(f"cannot be written: {error.strerror or error}", where=str(target)) from None

@@ -18,6 +18,7 @@ from .manifest import MANIFEST, Manifest, Shard
 from .schema import TABLES, file_schema, table_schema
 from .stored import Origin, Trace
 from .tables import Array, to_numpy, unpack
+from .vocabulary import NOTE
 
 RESTORE = "restore the file from a copy, or capture again"
 
@@ -48,7 +49,10 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True) -> Trace:
             if _changed(folder, raw):
                 continue
             raise
-        return build_trace(folder, manifest, {name: found[0] for name, found in tables.items()}, tables)
+        trace = build_trace(folder, manifest, {name: found[0] for name, found in tables.items()}, tables)
+        if verify and NOTE in manifest.notes and not trace.vocabulary:
+            raise TraceError("the vocabulary is empty", where=str(folder), fix=RESTORE)
+        return trace
 
 
 def _changed(folder: Path, raw: bytes) -> bool:

@@ -15,6 +15,7 @@ from ..records import RequestRecord, StepRecord
 from .manifest import Manifest
 from .schema import BY_NAME, DIVERGENCES, TABLES
 from .tables import Array, to_numpy
+from .vocabulary import Vocabulary, read_vocabulary
 
 
 @dataclass
@@ -71,6 +72,11 @@ class Trace:
             values.flags.writeable = False
             self._columns[key] = values
         return self._columns[key]
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """Text of the token ids that occur; None where the trace has none."""
+        return read_vocabulary(self.path, self.manifest)
 
     @cached_property
     def _request_rows(self) -> dict[str, int]:
