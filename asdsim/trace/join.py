@@ -14,7 +14,6 @@ from pathlib import Path
 from ..errors import TraceError, UsageError
 from . import manifest as manifests
 from .reader import Trace, read_trace
-from .vocabulary import NOTE as VOCABULARY
 from .vocabulary import Vocabulary, store_vocabulary
 from .writer import TraceWriter
 
@@ -109,7 +108,7 @@ def join(path: str | os.PathLike[str]) -> Trace:
                 fix=f"finish it: --shard {number + 1}/{len(shards)} --resume",
             )  # fmt: skip
     grids = [grid for grid in first.manifest.grids if all(grid in shard.manifest.grids for shard in shards)]
-    notes = {key: value for key, value in first.manifest.notes.items() if key not in (NOTE, VOCABULARY)}
+    notes = {key: value for key, value in first.manifest.notes.items() if key != NOTE}
     vocabularies = [shard.vocabulary for shard in shards if shard.vocabulary is not None]
     manifest = first.manifest.replace(grids=[], notes={**notes, "shards": len(shards), manifests.PLANNED: total})
     records = [shard.request_records() for shard in shards]

@@ -18,7 +18,6 @@ from .manifest import MANIFEST, Manifest, Shard
 from .schema import TABLES, file_schema, table_schema
 from .stored import Origin, Trace
 from .tables import Array, to_numpy, unpack
-from .vocabulary import NOTE
 
 RESTORE = "restore the file from a copy, or capture again"
 
@@ -50,7 +49,7 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True) -> Trace:
                 continue
             raise
         trace = build_trace(folder, manifest, {name: found[0] for name, found in tables.items()}, tables)
-        if verify and NOTE in manifest.notes and not trace.vocabulary:
+        if verify and manifests.VOCABULARY in manifest.notes and not trace.vocabulary:
             raise TraceError("the vocabulary is empty", where=str(folder), fix=RESTORE)
         return trace
 

@@ -21,14 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
-from .manifest import Manifest
+from .manifest import VOCABULARY, Manifest
 from .tables import to_numpy
 
 if TYPE_CHECKING:
     from .writer import TraceWriter
-
-NOTE = "vocabulary"
-"""Entry of the manifest's notes."""
 
 NAME = re.compile(r"vocabulary-[0-9a-f]{12}\.parquet")
 SCHEMA = pa.schema(
@@ -150,12 +147,12 @@ def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
     TraceError
         If the file is missing, is not what the manifest says, or cannot be trusted.
     """
-    entry = manifest.notes.get(NOTE)
+    entry = manifest.notes.get(VOCABULARY)
     if entry is None:
         return None
     name = entry.get("file") if isinstance(entry, dict) else None
     if not isinstance(name, str) or NAME.fullmatch(name) is None:  # also keeps paths such as ../x out
-        raise TraceError(f"notes.{NOTE} names no vocabulary file", where=str(folder), fix="capture again")
+        raise TraceError(f"notes.{VOCABULARY} names no vocabulary file", where=str(folder), fix="capture again")
     file, fix = folder / name, "restore the file from a copy"
     try:
         data = file.read_bytes()
@@ -199,13 +196,13 @@ def store_vocabulary(writer: TraceWriter, vocabulary: Vocabulary) -> None:
     checksum = hashlib.sha256(data).hexdigest()
     name = f"vocabulary-{checksum[:12]}.parquet"
     entry: dict[str, Any] = {"file": name, "tokens": len(vocabulary), "bytes": len(data), "sha256": checksum}
-    if writer.manifest.notes.get(NOTE) == entry:
+    if writer.manifest.notes.get(VOCABULARY) == entry:
         return
     try:
         write_atomically(writer.path / name, data)
     except OSError as error:
         raise TraceError(f"cannot be written: {error.strerror or error}", where=str(writer.path / name)) from None
-    writer.update_manifest(notes={**writer.manifest.notes, NOTE: entry})
+    writer.update_manifest(notes={**writer.manifest.notes, VOCABULARY: entry})
     for file in writer.path.iterdir():
         if NAME.fullmatch(file.name) and file.name != name:
             file.unlink(missing_ok=True)

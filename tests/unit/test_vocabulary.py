@@ -9,7 +9,7 @@ import pytest
 
 from asdsim.errors import TraceError
 from asdsim.trace.reader import read_trace
-from asdsim.trace.vocabulary import NOTE, Vocabulary, store_vocabulary, stored_ids
+from asdsim.trace.vocabulary import Vocabulary, store_vocabulary, stored_ids
 from asdsim.trace.writer import TraceWriter
 from tests.support.toytrace import write_toy_trace
 from tests.support.tracefiles import edit_manifest
@@ -77,7 +77,7 @@ def test_a_damaged_or_missing_vocabulary_is_refused(trace: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../vocabulary-000000000000.parquet", 7, None, "positions-00000.parquet"])
 def test_the_manifest_cannot_name_another_file(trace: Path, name: object) -> None:
-    edit_manifest(trace, lambda content: content["notes"][NOTE].update(file=name))
+    edit_manifest(trace, lambda content: content["notes"]["vocabulary"].update(file=name))
     with pytest.raises(TraceError, match="names no vocabulary"):
         read_trace(trace)
 
