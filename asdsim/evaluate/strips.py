@@ -175,6 +175,11 @@ def is_strict(policy: Policy) -> bool:
     return (policy.budget == 0.0 or policy.cap == 0.0) and not policy.semantics.startswith("lightllm")
 
 
+def name_of(policy: Policy) -> str:
+    """Return how a setting is called: ``strict``, ``B=8 g=0.25 M=2``, or a rule with its parameters."""
+    return "strict" if is_strict(policy) else str(policy)
+
+
 def _strip(trace: StepTables, graph: Graph, policy: Policy, visit: Visit, estimated: bool) -> Strip:
     lo, hi = int(graph.mm_ptr[visit.step]), int(graph.mm_ptr[visit.step + 1])
     refused = lo + visit.outcome if visit.verdict in REASONS else -1

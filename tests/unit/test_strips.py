@@ -154,3 +154,20 @@ def test_settings_as_people_write_them() -> None:
     for text in ("", "B=4", "B=4 g=1 M=1 x", "B=4 g=1 M=1 T=2", "B=1,2 g=1 M=1", "nobody", "mars theta=.8:.9:.1"):
         with pytest.raises(UsageError):
             parse_setting(text)
+
+
+def test_a_result_reads_its_outputs() -> None:
+    result = asdsim.replay(TRACES / "smollm2-layerskip", B="0,8", g=0.25, M=2)
+    frame = result.outputs().frame()
+    for row in frame.to_dicts():
+        for setting in row["setting_rows"]:
+            assert result.text(setting, row["request_id"]) == row["text"]
+        assert len(row["setting_rows"]) == row["settings"]
+    assert frame["settings"].sum() == 2 * result.graph.num_requests
+    assert len(result.relaxed(1)) == result.frame()["relaxed_tokens"][1]
+    assert len(result.relaxed(0)) == 0
+    assert result.walk(1, "gsm8k/13").tokens == result.tokens(1, 0)
+    with pytest.raises(UsageError, match="no setting 2"):
+        result.walk(2, 0)
+    with pytest.raises(UsageError, match="no request 24"):
+        result.text(0, 24)
