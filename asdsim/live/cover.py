@@ -115,5 +115,5 @@ def cover_with(
     entry = grid_entry(grid, pure)
     if progress.complete and entry not in manifest.grids:
         writer.update_manifest(grids=[*manifest.grids, entry])
-    keep_vocabulary(writer, models[0].tokenizer)
+    keep_vocabulary(writer, getattr(models[0], "tokenizer", None))  # a target need not have one
     return progress
