@@ -91,36 +91,13 @@ def plot_sweep(source: Path, output: Path, axes: dict[str, list[float]], command
 def plot_trace(source: Path, output: Path, grid: dict[str, Any], off_trace: str, command_line: str) -> list[Path]:
     """Replay a trace under a grid and draw every figure; returns the files written."""
     from .. import result as api
-    from ..plots.acceptance import match_share
-    from ..plots.all import draw_all
-    from ..plots.regret import mismatch_groups
-    from ..plots.rows import focus, select
-    from ..plots.style import provenance
+    from ..plots.all import figures_of
+    from ..plots.style import provenance, save
 
-    trace = api.load(source)
-    result = api.replay(trace, **grid, off_trace=off_trace)
-    frame = result.frame()
-    focus = focus(frame)
-    exact = focus is not None and bool(
-        select(frame, B=[focus.budget], g=[focus.gate], M=[focus.cap])["exact_share"][0] == 1
-    )
-    rows = trace.column("positions", "i") < trace.column("steps", "num_draft_tokens")[_step_of_row(trace)]
-    matches = match_share(*(trace.column("positions", name)[rows] for name in ("draft_id", "argmax_id", "i")))
-    return draw_all(
-        frame,
-        output,
-        provenance(command_line, source=result.provenance()),
-        matches=matches if len(matches) else None,
-        groups=mismatch_groups(result.graph, focus, off_trace, exact=exact),
-        gate=None if focus is None else focus.gate,
-        note=note,
-    )
-
-
-def _step_of_row(trace: Any) -> Any:
-    import numpy as np
-
-    return np.repeat(np.arange(len(trace.pos_ptr) - 1), np.diff(trace.pos_ptr))
+    result = api.replay(api.load(source), **grid, off_trace=off_trace)
+    record = provenance(command_line, source=result.provenance())
+    drawn = figures_of(result, note)
+    return [path for name, figure, data in drawn for path in save(figure, output / name, record, data)]
 
 
 def read_sweep(path: Path) -> tuple[pl.DataFrame, dict[str, Any]]:

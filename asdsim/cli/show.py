@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..report.terminal import Reader
     from ..rules.settings import Grid
     from ..trace.reader import Trace
+    from ..trace.vocabulary import Vocabulary
 
 
 @click.command("show")
@@ -52,6 +53,7 @@ def command(
     Without --request or one of the pickers, the requests whose outputs differ are listed.
     """
     from ..evaluate.strips import request_row, walk_of
+    from ..report.terminal import Reader
     from ..result import load
     from ..rules.settings import parse_setting
     from ..trace.graph import build_graph
@@ -62,7 +64,8 @@ def command(
         raise UsageError(f"--largest-regret {largest_regret} shows nothing", fix="give at least 1")
     source = load(trace)
     note_unfinished(source)
-    reader = reader_of(source, tokenizer, offline)
+    vocabulary = vocabulary_of(source, tokenizer, offline)
+    reader = Reader(vocabulary.text, vocabulary.piece)
     names = source.request_ids()
     chosen = [request_row(names, name) for name in requests]
     sides = []
@@ -95,8 +98,8 @@ def _one(grids: list[Grid] | None) -> Grid:
     return grids[0]
 
 
-def reader_of(trace: Trace, tokenizer: str | None = None, offline: bool = False) -> Reader:
-    """Return how the tokens of a trace read: by its own vocabulary, or by a tokenizer that was named.
+def vocabulary_of(trace: Trace, tokenizer: str | None = None, offline: bool = False) -> Vocabulary:
+    """Return the text of the tokens of a trace: its own, or by a tokenizer that was named.
 
     Raises
     ------
@@ -105,8 +108,6 @@ def reader_of(trace: Trace, tokenizer: str | None = None, offline: bool = False)
     CaptureError
         If the tokenizer cannot be had.
     """
-    from ..report.terminal import Reader
-
     vocabulary = trace.vocabulary
     if tokenizer is not None:
         from ..capture.vocabulary import make_vocabulary
@@ -120,7 +121,7 @@ def reader_of(trace: Trace, tokenizer: str | None = None, offline: bool = False)
             "the trace holds no text of its tokens: an older release wrote it", where=str(trace.path),
             fix=f"add --tokenizer {trace.manifest.target.get('name', 'NAME')}",
         )  # fmt: skip
-    return Reader(vocabulary.text, vocabulary.piece)
+    return vocabulary
 
 
 def _pick(

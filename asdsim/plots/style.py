@@ -8,6 +8,7 @@ open markers in lines, and named in the legend; in maps, means over only the req
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import math
@@ -140,6 +141,45 @@ def save(
             f"cannot write: {error.strerror or error}", where=str(base), fix="choose another folder with -o"
         ) from None
     return paths
+
+
+def inline_svg(figure: Figure, prefix: str, title: str) -> str:
+    """Return a figure as SVG to stand inside a page: text as text, no style but attributes, ids of its own.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+    prefix : str
+        Put before every id, so that two figures in a page do not meet.
+    title : str
+        What a screen reader says.
+    """
+    stream = io.BytesIO()
+    with styled(), matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
+    text = stream.getvalue().decode("utf-8")
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r' style="([^"]*)"', _attributes, text)
+    text = re.sub(r'\b(id=")|(url\(#)|(href="#)', lambda found: f"{found[0]}{prefix}-", text)
+    label = html.escape(title, quote=True)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+
+
+def _attributes(found: re.Match[str]) -> str:
+    """Return a style as attributes, which a page that allows no inline style still shows."""
+    made = []
+    for declaration in found[1].split(";"):
+        name, colon, value = (part.strip() for part in declaration.partition(":"))
+        if not colon:
+            continue
+        if name == "font":  # such as 9px 'DejaVu Sans', sans-serif; the size is what matters
+            size = re.search(r"[\d.]+px", value)
+            made += [f'font-size="{size[0]}"' if size else "", 'font-family="DejaVu Sans, Verdana, sans-serif"']
+        else:
+            made.append(f'{name}="{value}"')
+    return "".join(f" {attribute}" for attribute in made if attribute)
 
 
 def _drawn(figure: Figure, kind: str) -> bytes:
