@@ -119,7 +119,8 @@ def _without_twins(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for entry in entries:
         if not entry["strict"]:
             others.setdefault((entry["name"], entry["semantics"]), entry)
-    return [*strict[:1], *others.values()]
+    order = sorted(others.values(), key=lambda entry: (entry["layout"], entry["B"], entry["g"], entry["M"]))
+    return [*strict[:1], *order]
 
 
 class _Walks:

@@ -241,7 +241,7 @@
     if ($("by-regret").checked) rows.sort((a, b) => b.output.spent - a.output.spent || a.r - b.r);
     requestOrder = rows.map((row) => row.r);
     const verdict = (walk) => ["", "wrong", "right"][C.w_right[walk]];
-    const head = ["request", "parts at token", "regret spent", "answer", "against", "prompt"].map((text, n) => make("th", { scope: "col", text, class: n > 3 ? "left" : null }));
+    const head = ["request", "parts at token", "regret spent", "answer", "against", "prompt"].map((text, n) => make("th", { scope: "col", text, class: n > 4 ? "left" : null }));
     const body = rows.map(({ r, request, mine, base, place, output }) => make("tr", { class: r === state.request ? "chosen" : "", "data-request": r, "aria-current": r === state.request ? "true" : null },
       make("th", { scope: "row" }, make("button", { type: "button", text: escape(request.id), onclick: () => go({ request: r, step: -1 }) })),
       make("td", { text: place < 0 ? (output.known ? "same" : "not known") : String(place) }),
@@ -374,6 +374,7 @@
     const setting = D.settings.findIndex((entry) => entry.name === parts[0]), request = D.requests.findIndex((entry) => entry.id === parts[1]);
     state = { setting: setting < 0 ? D.start : setting, request: request < 0 ? 0 : request, step: /^\d+$/.test(parts[2] || "") ? Number(parts[2]) : -1 };
     fixed = null;
+    $("verdict").textContent = D.settings[state.setting].verdict;
     tabled();
     requested();
     $("prompt-text").textContent = escape(D.requests[state.request].prompt, "\n");

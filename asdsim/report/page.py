@@ -115,6 +115,8 @@ def write_report(
         requests = np.unique(np.linspace(0, number - 1, kept).round().astype(int)).tolist()
         content = collect(trace, results, vocabulary, cost=cost, requests=requests)
         start = chosen_setting(content.settings, policy)
+        for entry in content.settings:
+            entry["verdict"] = " ".join(verdict(entry, content, number))
         text = render(content, head_of(results, content, start, command, number), figures, start)
         size = len(text.encode())
         if size <= limit_bytes or kept == 1:
@@ -166,7 +168,7 @@ def head_of(results: Sequence[Result], content: Content, start: int, command: st
         "target": _model(manifest.target),
         "drafter": _model(manifest.drafter),
         "K": str(manifest.K),
-        "requests": f"{number} ({', '.join(manifest.tasks)})",
+        "requests": f"{number} requests ({', '.join(manifest.tasks)})",
         "figures": kind + ("" if exact == len(content.settings) else f"; off trace: {', '.join(sorted(modes))}"),
         "lossless": "yes: strict matching only"
         if entry["strict"]
@@ -178,7 +180,7 @@ def head_of(results: Sequence[Result], content: Content, start: int, command: st
     sampled = f"tokens of {held} of {number} requests, evenly drawn; all figures are those of all requests"
     return {
         "title": f"{_name(manifest.target)} with {_name(manifest.drafter)}",
-        "verdict": verdict(entry, content, number),
+        "verdict": entry["verdict"],
         "facts": facts,
         "sample": sampled if held < number else "",
     }
@@ -219,10 +221,11 @@ def verdict(entry: dict[str, Any], content: Content, number: int) -> list[str]:
     if "outputs_differ_share" in figures:
         differ = round(figures["outputs_differ_share"][0] * number)
         second += f", and {differ} of {number} outputs differ from the strict ones"
-    if "accuracy" in figures:
-        base = content.settings[0]["figures"].get("accuracy")
-        known = "" if base is None else f" (strict {100 * base[0]:.0f} %)"
-        second += f"; of the scored answers {100 * figures['accuracy'][0]:.0f} % are right{known}"
+    base = content.settings[0]["figures"].get("accuracy")
+    if "accuracy" in figures and base is not None:
+        right = f"{100 * figures['accuracy'][0]:.0f} %"
+        told = f"{right} of the scored answers are right (strict {100 * base[0]:.0f} %)"
+        second += "; " + (told if base[0] else "strict has no scored answer right, so accuracy tells nothing here")
     return [first + ".", second + "."]
 
 
@@ -230,7 +233,7 @@ def _interval(values: Sequence[float | None], factor: float, unit: str) -> str:
     if values[1] is None or values[2] is None:
         return ""
     digits = 0 if factor == 100 else 2
-    return f" [{factor * values[1]:.{digits}f}, {factor * values[2]:.{digits}f}]{unit}"
+    return f" (95 % interval {factor * values[1]:.{digits}f} to {factor * values[2]:.{digits}f}{unit})"
 
 
 def drawn_figures(results: Sequence[Result], note: Callable[[str], None]) -> list[tuple[str, str]]:
