@@ -257,7 +257,8 @@ def test_values_by_key_and_type():
     ("kind", "value"),
     [
         ("number", True), ("number", "10k"), ("number", "1.5"), ("number", [1]), ("number", math.inf),
-        ("number", "inf"), ("number", math.nan), ("number", 10**400), ("number", {}), ("whole", True), ("whole", 1.5), ("whole", -1),
+        ("number", "inf"), ("number", math.nan),
+        ("number", 10**400), ("number", {}), ("whole", True), ("whole", 1.5), ("whole", -1),
         ("whole", "1"), ("whole", math.inf), ("whole", 2**63), ("text", 1), ("text", "\ud800"), ("flag", 1),
         ("flag", "true"), ("number", None), ("whole", None), ("text", None), ("flag", None),
     ],
