@@ -117,7 +117,7 @@ def plain(value: Any, *, nan: bool = True) -> Any:
     if hasattr(value, "tolist"):  # a numpy scalar or array
         return plain(value.tolist(), nan=nan)
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return os.fsencode(value).decode("utf-8", "surrogateescape")  # also under a locale of ASCII
     raise TypeError(f"a {type(value).__name__} cannot be stored")
 
 
@@ -330,7 +330,7 @@ class Fields:
         if infinite and value in ("inf", "-inf"):
             return float(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self.refuse(key, "a number")
+            self.refuse(key, "a number" if infinite else "a finite number")
         try:
             result = float(value)
         except OverflowError:
