@@ -49,17 +49,29 @@ RESPONSE = frozenset({"choices", "usage", "metrics", "meta_info", "metadata", "t
 """Keys of a row that is a response, with statistics or without."""
 
 
+def _layers(row: Row, depth: int = 4) -> Iterator[Row]:
+    """Yield a row and what its wrappers hold."""
+    yield row
+    for key in WRAPPERS:
+        if depth and isinstance(row.get(key), dict):
+            yield from _layers(row[key], depth - 1)
+
+
 def is_failed(row: Row) -> bool:
     """Return whether a tool wrote the row for a request that failed."""
-    reason = (row.get("meta_info") or {}).get("finish_reason") if isinstance(row.get("meta_info"), dict) else None
-    aborted = isinstance(reason, dict) and reason.get("type") == "abort"
-    inner = any(is_failed(row[key]) for key in WRAPPERS if isinstance(row.get(key), dict))
-    return bool(row.get("error")) or row.get("success") is False or row.get("object") == "error" or aborted or inner
+    for layer in _layers(row):
+        meta = layer.get("meta_info")
+        reason = meta.get("finish_reason") if isinstance(meta, dict) else None
+        if isinstance(reason, dict) and reason.get("type") == "abort":
+            return True
+        if layer.get("error") or layer.get("success") is False or layer.get("object") == "error":
+            return True
+    return False
 
 
 def is_response(row: Row) -> bool:
     """Return whether a row is a response or a line of a benchmark, with or without statistics."""
-    return bool(RESPONSE & row.keys()) or any(is_response(row[k]) for k in WRAPPERS if isinstance(row.get(k), dict))
+    return any(RESPONSE & layer.keys() for layer in _layers(row))
 
 
 def records_in(row: Row, where: str) -> list[Row]:
@@ -96,28 +108,21 @@ def _objects(value: Any) -> list[Row]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _statistics(row: Row, outer: Row | None = None) -> Iterator[tuple[Row, Row]]:
+def _statistics(row: Row, outer: Row | None = None, depth: int = 6) -> Iterator[tuple[Row, Row]]:
     """Yield (statistics, everything around them in one mapping, the outermost first)."""
-    around = {**row, **{k: v for k, v in (outer or {}).items() if v is not None}}
+    around = {**row, **{key: value for key, value in (outer or {}).items() if value is not None}}
     if isinstance(row.get("metadata"), dict):
         around = {**row["metadata"], **around}
     if "num_spec_steps" in row or "spec_verify_ct" in row:
         yield row, around
         return
-    for key in STATISTICS:
-        if isinstance(row.get(key), dict):
-            inner = list(_statistics(row[key], around))
-            if inner:
-                yield from inner
-                return
-    for key in ("metrics", *WRAPPERS):
-        if isinstance(row.get(key), dict):
-            inner = list(_statistics(row[key], around))
-            if inner:
-                yield from inner
-                return
+    for key in (*STATISTICS, "metrics", *WRAPPERS) if depth else ():
+        inner = list(_statistics(row[key], around, depth - 1)) if isinstance(row.get(key), dict) else []
+        if inner:
+            yield from inner
+            return
     for choice in _objects(row.get("choices")):
-        yield from _statistics({**choice, "choices": None}, around)
+        yield from _statistics({**choice, "choices": None}, around, depth - 1)
 
 
 def _renamed(stats: Row, around: Row, where: str) -> Row:
