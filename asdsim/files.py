@@ -247,12 +247,13 @@ class _Values:
                 yield f"{self.where}, line {line}", self.value()
                 continue
             number, closed = 0, False
+            start = f"{self.where}, " if self.line == 1 else f"{self.where}, line {self.line}, "
             while not closed:
                 self.move(self.place + 1)  # over the bracket or the comma
                 if self.next_character() == "]" and not number:
                     break
                 number += 1
-                yield f"{self.where}, item {number}", self.value()
+                yield f"{start}item {number}", self.value()
                 after = self.next_character()
                 closed = after == "]"
                 if not closed and after != ",":
