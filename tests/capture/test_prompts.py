@@ -233,8 +233,8 @@ def test_dates() -> None:
     words = Words(CLOCKED)
     assert words.words(Encoder(words, day=date(2024, 2, 29)).ids(Prompt("p", "p", "Hello"))) == "w1 29 Hello"
     llama = Words(
-        "{% if strftime_now is defined %}{% set d = strftime_now( \"%d %b %Y\" ) %}{% else %}{% set d = 'no' %}{% endif %}"
-        "{{ d }}"
+        "{% if strftime_now is defined %}{% set d = strftime_now( \"%d %b %Y\" ) %}{% else %}{% set d = 'no' %}"
+        "{% endif %}{{ d }}"
     )
     assert llama.words(Encoder(llama, day=date(2024, 2, 29)).ids(Prompt("p", "p", "Hello"))) == "29 Feb 2024"
     with pytest.raises(CaptureError, match="reads the clock in a format that it computes"):
