@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import UsageError, unknown_name
-from .evaluate.figures import COLUMNS
+from .errors import UsageError
+from .evaluate.figures import COLUMNS, baseline_of
 from .evaluate.outputs import Outputs, outputs_of
 from .oracle import walk as reference
 from .oracle.rules import ALLOWS
@@ -23,9 +23,10 @@ from .rules.settings import STRICT, Grid, check_value, rule_grids
 from .trace.graph import Graph, build_graph, edge_tokens_of
 from .trace.reader import Trace, read_trace
 from .walk import request as columns
-from .walk.estimate import DRAWS, pooled_graph
+from .walk.estimate import DRAWS, draw_walks, pooled_graph
+from .walk.off_trace import OFF_TRACE, WALKED, off_trace_code, off_trace_mode
 from .walk.path import path_of
-from .walk.sweep import OFF_TRACE, Walks, choose_device, sweep, sweep_graph, walk_grid
+from .walk.sweep import Walks, choose_device, sweep, sweep_graph, walk_grid
 
 if TYPE_CHECKING:
     import polars as pl
@@ -81,6 +82,11 @@ class Result:
     def __len__(self) -> int:
         return len(self.grid)
 
+    @property
+    def has_intervals(self) -> bool:
+        """Whether there is a walk for each request, known with its last edge: not so for pooled and the oracle."""
+        return OFF_TRACE[self.off_trace].has_walks and self.device != "reference"
+
     def frame(self) -> pl.DataFrame:
         """Return the rows as a polars frame, with the columns of :data:`asdsim.evaluate.figures.COLUMNS` in order."""
         import polars as pl
@@ -100,6 +106,7 @@ class Result:
             "M": self.grid.cap if asd else none,
             "parameters": pl.Series(parameters, dtype=pl.String),
             "off_trace": pl.Series([self.off_trace] * len(self), dtype=pl.String),
+            "baseline": pl.Series([baseline_of(self.grid.semantics)] * len(self), dtype=pl.String),
             **{name: values for name, values in self.columns.items() if name != "acceptance_histogram"},
             "acceptance_histogram": pl.Series(histogram).arr.to_list(),
         }
@@ -226,7 +233,7 @@ class Result:
         """
         from .evaluate.quality import judge
 
-        if self.off_trace == "pooled" or self.device == "reference":
+        if not self.has_intervals:
             raise UsageError("these figures have no interval of this kind", fix="replay on --device cpu, not pooled")
         return judge(self.trace, self.grid, off_trace=self.off_trace, device=self.device, graph=self.graph, **options)
 
@@ -364,19 +371,18 @@ def replay_grid(
 
     ``note`` is called with a line for the user where a kernel has to be compiled first.
     """
-    if off_trace not in (*OFF_TRACE, "pooled"):
-        raise unknown_name("off-trace mode", str(off_trace), [*OFF_TRACE, "pooled"])
+    mode = off_trace_mode(off_trace)
     chosen = choose_device(device)
     source = trace if isinstance(trace, Trace) else load(trace)
     graph = build_graph(source, grid.layout)
 
     def walk(part: Grid) -> Walks:
-        mode = "stop" if off_trace == "pooled" else off_trace
+        name = off_trace if mode.has_walks else "stop"
         if chosen == "reference":
-            return reference_walks(source, graph, replace(part, layout=grid.layout), mode)
-        return walk_grid(graph, part, off_trace=mode, device=chosen, threads=threads)
+            return reference_walks(source, graph, replace(part, layout=grid.layout), name)
+        return walk_grid(graph, part, off_trace=name, device=chosen, threads=threads)
 
-    if off_trace == "pooled":
+    if not mode.has_walks:
         figures = _pooled_figures(graph, grid, chosen, threads, progress)
     elif chosen in ("reference", "python"):
         figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
@@ -441,14 +447,12 @@ def replay_grid_breakpoints(
 
     if grid.layout.rule != "asd":
         raise UsageError(f"rule {grid.layout.rule} has no budget, so no breakpoints in it")
-    if off_trace == "pooled":
+    if not off_trace_mode(off_trace).has_walks:
         raise UsageError(
-            "no breakpoints in B under off-trace mode pooled: its figures are averages over many random continuations, "
-            "and no one B decides them",
-            fix=f"take {', '.join(OFF_TRACE)}, or name the budgets to replay in place of exact",
+            f"no breakpoints in B under off-trace mode {off_trace}: its figures are averages over many random "
+            "continuations, and no one B decides them",
+            fix=f"take {', '.join(WALKED)}, or name the budgets to replay in place of exact",
         )
-    if off_trace not in OFF_TRACE:
-        raise unknown_name("off-trace mode", str(off_trace), list(OFF_TRACE))
     chosen = choose_device(device)
     if chosen == "reference":
         raise UsageError("the reference walk finds no breakpoints", fix="use --device cpu or cuda")
@@ -457,7 +461,7 @@ def replay_grid_breakpoints(
     graph = build_graph(source, grid.layout)
     pairs = list(zip(grid.gate.tolist(), grid.cap.tolist(), strict=True))
     found = breakpoints_of(
-        graph, pairs, OFF_TRACE[off_trace], grid.semantics, upper=upper, threads=threads,
+        graph, pairs, off_trace_code(off_trace), grid.semantics, upper=upper, threads=threads,
         compiled=chosen != "python", progress=progress, note=note,
     )  # fmt: skip
     results = []
@@ -485,26 +489,25 @@ def write_results(results: list[Result], path: str | Path) -> None:
 def _pooled_figures(
     graph: Graph, grid: Grid, device: str, threads: int, progress: Callable[[int], None] | None
 ) -> dict[str, npt.NDArray[Any]]:
-    """Average the figures of many random continuations; the exact share is that of the graph itself."""
+    """Return the figures of many random continuations, counts as averages over draws; rows that are exact as walked."""
     if device == "reference":
         raise UsageError("the reference walk has no pooled estimate", fix="use --device cpu or cuda")
     pooled = pooled_graph(graph)
 
     def drawn(part: Grid) -> Walks:
-        return walk_grid(pooled, part, off_trace="aligned", device=device, threads=threads)
+        return draw_walks(graph, part, pooled=pooled, device=device, threads=threads).drawn
 
     def true(part: Grid) -> Walks:
         return walk_grid(graph, part, device=device, threads=threads)
 
     figures = sweep(drawn, grid, pooled.num_requests, off_trace="aligned", progress=progress)
-    exact = sweep(true, grid, graph.num_requests, off_trace="stop")
+    captured = sweep(true, grid, graph.num_requests, off_trace="stop")
     for name, values in figures.items():
         if values.dtype.kind in "iu":
             figures[name] = np.rint(values / DRAWS).astype(np.int64)
-        # An estimated walk ends with the strict output, an exact one where it ends.
-        whole = (exact["exact_share"] == 1.0).reshape(-1, *[1] * (values.ndim - 1))
-        figures[name] = np.where(whole, exact[name], figures[name])
-    return {**figures, "exact_share": exact["exact_share"], "requests": np.full(len(grid), graph.num_requests)}
+        whole = captured["exact"].reshape(-1, *[1] * (values.ndim - 1))
+        figures[name] = np.where(whole, captured[name], figures[name])
+    return figures
 
 
 def reference_blocks(trace: Trace, layout: Layout = DEFAULT) -> Iterator[dict[tuple[int, ...], reference.Block]]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..records import StepTables
 from ..rules.settings import Grid
+from ..stats import ratio
 from ..trace.graph import Graph, edge_tokens_of
 from ..walk.sweep import Walks
 
@@ -62,10 +63,12 @@ class Outputs:
         ]
 
     def divergence(self) -> pl.DataFrame:
-        """Return, per setting, how its outputs part from the strict ones; exact, over the requests that are exact.
+        """Return, per setting, how its outputs part from the strict ones.
 
-        Columns: B, g, M, ``requests``, ``outputs_differ`` (number), ``outputs_differ_share``, and
-        ``first_difference_mean`` (generated tokens before the outputs part, over those that differ).
+        Columns: B, g, M, ``requests`` (those whose output is known, under the setting and under strict), ``exact``
+        (whether these are all), ``outputs_differ`` (number), ``outputs_differ_share``, and ``first_difference_mean``
+        (generated tokens before the outputs part, over those that differ). The last two are null where not exact: the
+        requests that leave the trace are those whose outputs differ.
         """
         import polars as pl
 
@@ -77,19 +80,18 @@ class Outputs:
         known = (self.which != UNKNOWN) & (self.strict == 0)[None, :]
         position = np.take_along_axis(table, np.maximum(self.which, 0).T.astype(np.int64), axis=1).T
         differ = known & (position >= 0)
-        count, total = differ.sum(axis=1), known.sum(axis=1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            share = np.where(total > 0, count / np.maximum(total, 1), np.nan)
-            mean = np.where(count > 0, np.where(differ, position, 0).sum(axis=1) / np.maximum(count, 1), np.nan)
+        count, total, exact = differ.sum(axis=1), known.sum(axis=1), known.all(axis=1)
+        before = np.where(differ, position, 0).sum(axis=1)
         return pl.DataFrame(
             {
                 "B": self.grid.budget,
                 "g": self.grid.gate,
                 "M": self.grid.cap,
                 "requests": total,
+                "exact": exact,
                 "outputs_differ": count,
-                "outputs_differ_share": share,
-                "first_difference_mean": mean,
+                "outputs_differ_share": np.where(exact, ratio(count, total), np.nan),
+                "first_difference_mean": np.where(exact, ratio(before, count), np.nan),
             }
         ).with_columns(pl.col("outputs_differ_share", "first_difference_mean").fill_nan(None))
 

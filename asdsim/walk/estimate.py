@@ -14,7 +14,7 @@ that begins to repeat itself, all three are far off, ``aligned`` least.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,11 @@ import numpy.typing as npt
 
 from ..rules.settings import Grid
 from ..trace.graph import END, MISSING, Graph
-from .request import ACCEPTED, STEPS, TOKENS
-from .sweep import walk_grid
+from .off_trace import OFF_TRACE, off_trace_mode
+from .request import ACCEPTED, LEFT, STEPS, TOKENS
+from .sweep import Walks, walk_grid
 
-ESTIMATORS = {
-    "aligned": "the captured step nearest to the position reached",
-    "recorded": "the next captured step",
-    "pooled": "captured steps drawn from those whose predecessor ended in the same way, averaged over many draws",
-}
+ESTIMATORS = {name: mode.how for name, mode in OFF_TRACE.items() if mode.estimate}
 """Ways to go on at a prefix that was not captured."""
 
 DRAWS = 32
@@ -67,8 +64,6 @@ def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int = SEED) -> Graph:
         follow.append(drawn[edges:])
     copies = 2 * draws
     mismatches = len(graph.mm_pos)
-    length = np.diff(graph.align_ptr).astype(np.int32)
-    ends = np.where(length > 0, np.minimum(graph.limit, length), graph.limit)
     shifts = np.repeat(np.arange(draws), requests)
 
     def many(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -80,7 +75,7 @@ def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int = SEED) -> Graph:
         root=np.where(np.tile(graph.root, draws) >= 0, np.tile(graph.root, draws) + 2 * steps * shifts, END).astype(
             np.int32
         ),
-        limit=np.tile(ends, draws).astype(np.int32),
+        limit=np.tile(_captured_tokens(graph), draws),
         step_request=many(graph.step_request),
         drafted=many(graph.drafted),
         start=many(graph.start),
@@ -119,7 +114,93 @@ def _pools(graph: Graph, first: npt.NDArray[np.int64]) -> dict[bool, npt.NDArray
     return pools
 
 
-def estimate(graph: Graph, grid: Grid, name: str, *, draws: int = DRAWS, seed: int = SEED) -> npt.NDArray[np.float64]:
+@dataclass(frozen=True)
+class Draws:
+    """Walks of a grid with drawn continuations, beside the walks as captured.
+
+    Attributes
+    ----------
+    true : Walks
+        As captured, (n, R).
+    drawn : Walks
+        (n, draws * R), request r of draw d in column ``d * R + r``. Where the true walk is exact every draw is that
+        walk; elsewhere ``LEFT`` of the counts is that of the true walk, so that ``exact`` says what is captured.
+        ``edge`` names edges of the pooled graph and no output.
+    """
+
+    true: Walks
+    drawn: Walks
+
+    def mean_counts(self) -> npt.NDArray[np.float64]:
+        """Return float64 (n, R, NUM_COUNTS): the counts, averaged over draws where the walk left the trace."""
+        shape = self.true.counts.shape
+        return self.drawn.counts.reshape(shape[0], -1, *shape[1:]).mean(axis=1, dtype=np.float64)
+
+    def mean_spent(self) -> npt.NDArray[np.float64]:
+        """Return float64 (n, R): the ledger, averaged over draws where the walk left the trace."""
+        shape = self.true.spent.shape
+        mean = self.drawn.spent.reshape(shape[0], -1, shape[1]).mean(axis=1)
+        return np.where(self.true.exact, self.true.spent, mean)  # a mean of equal floats may differ in its last bit
+
+
+def draw_walks(
+    graph: Graph, grid: Grid, *, pooled: Graph | None = None, device: str = "auto", threads: int = 0
+) -> Draws:
+    """Walk a grid as captured, and many times with random continuations.
+
+    Parameters
+    ----------
+    graph : Graph
+    grid : Grid
+    pooled : Graph, optional
+        :func:`pooled_graph` of the graph, if at hand.
+    device, threads
+        As for :func:`asdsim.walk.sweep.walk_grid`.
+    """
+    options: dict[str, Any] = {"device": device, "threads": threads}
+    true = walk_grid(graph, grid, **options)
+    # No edge of the pooled graph is missing but where there is no step to draw.
+    walks = walk_grid(pooled_graph(graph) if pooled is None else pooled, grid, off_trace="aligned", **options)
+    draws = walks.spent.shape[1] // max(1, graph.num_requests)
+    exact = np.tile(true.exact, (1, draws))
+    # A drawn walk ends where the captured output ended, an exact one where it ends.
+    counts = np.where(exact[..., None], np.tile(true.counts, (1, draws, 1)), walks.counts)
+    counts[..., LEFT] = np.tile(true.counts[..., LEFT], (1, draws))
+    spent = np.where(exact, np.tile(true.spent, (1, draws)), walks.spent)
+    histogram = walks.histogram + draws * _beyond(graph, grid, true)
+    return Draws(true, Walks(counts, spent, walks.edge, histogram))
+
+
+def _beyond(graph: Graph, grid: Grid, true: Walks) -> npt.NDArray[np.int64]:
+    """Return what exact walks add to the histogram behind the end of the captured output, where draws end."""
+    added = np.zeros_like(true.histogram)
+    ends = _captured_tokens(graph)
+    longer = true.exact & (true.counts[..., TOKENS] > ends)
+    for r in np.flatnonzero(longer.any(axis=0)):
+        rows = np.flatnonzero(longer[:, r])
+        part = replace(grid, budget=grid.budget[rows], gate=grid.gate[rows], cap=grid.cap[rows], axes={}, params=[])
+        whole, cut = (
+            walk_grid(_one_request(graph, int(r), limit), part, device="cpu", threads=1).histogram
+            for limit in (int(graph.limit[r]), int(ends[r]))
+        )
+        added[rows] += whole - cut
+    return added
+
+
+def _captured_tokens(graph: Graph) -> npt.NDArray[np.int32]:
+    """Return int32 (R,): tokens of each captured output, at most the limit."""
+    length = np.diff(graph.align_ptr).astype(np.int32)
+    return np.where(length > 0, np.minimum(graph.limit, length), graph.limit).astype(np.int32)
+
+
+def _one_request(graph: Graph, r: int, limit: int) -> Graph:
+    return replace(
+        graph, request_ids=graph.request_ids[r : r + 1], root=graph.root[r : r + 1], limit=np.array([limit], np.int32),
+        path_ptr=graph.path_ptr[r : r + 2], align_ptr=graph.align_ptr[r : r + 2],
+    )  # fmt: skip
+
+
+def estimate(graph: Graph, grid: Grid, name: str, *, seed: int = SEED) -> npt.NDArray[np.float64]:
     """Estimate a grid on a graph of captured paths.
 
     Returns
@@ -127,12 +208,9 @@ def estimate(graph: Graph, grid: Grid, name: str, *, draws: int = DRAWS, seed: i
     float64 (n, R, 4)
         Steps, accepted draft tokens, tokens and 1, per setting and request; averages over draws for ``pooled``.
     """
-    if name == "pooled":
-        counts = walk_grid(pooled_graph(graph, draws, seed), grid).counts
-        counts = counts.reshape(len(grid), draws, graph.num_requests, -1)
-        true = walk_grid(graph, grid)
-        mean = counts[..., [STEPS, ACCEPTED, TOKENS]].mean(axis=1)
-        picked = np.where(true.exact[..., None], true.counts[..., [STEPS, ACCEPTED, TOKENS]], mean)
+    if off_trace_mode(name, list(ESTIMATORS)).has_walks:
+        counts = walk_grid(graph, grid, off_trace=name).counts.astype(np.float64)
     else:
-        picked = walk_grid(graph, grid, off_trace=name).counts[..., [STEPS, ACCEPTED, TOKENS]].astype(np.float64)
+        counts = draw_walks(graph, grid, pooled=pooled_graph(graph, seed=seed)).mean_counts()
+    picked = counts[..., [STEPS, ACCEPTED, TOKENS]]
     return np.concatenate([picked, np.ones((*picked.shape[:2], 1))], axis=2)
