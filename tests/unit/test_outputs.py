@@ -93,7 +93,7 @@ def test_what_is_not_captured_is_unknown_and_cannot_be_asked_for(world):
     assert ((outputs.which[0] == UNKNOWN) == ~exact).all()
     row = outputs.divergence().to_dicts()[0]
     assert row["requests"] == exact.sum() and not row["exact"]
-    assert row["outputs_differ_share"] is None and row["first_difference_mean"] is None  # of the others nothing is known
+    assert row["outputs_differ_share"] is None and row["first_difference_mean"] is None
     with pytest.raises(asdsim.AsdsimError, match="run asdsim cover"):
         result.tokens(0, int(np.flatnonzero(~exact)[0]))
 
