@@ -13,7 +13,7 @@ says nothing about how likely the strict output is, which stands on other prefix
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ..records import FORBIDDEN_LOGIT
 from ..trace.graph import Graph
+from ..trace.tokens import edge_tokens
 
 if TYPE_CHECKING:
     from ..records import StepTables
@@ -44,8 +45,6 @@ class EdgeTable:
     graph: Graph
     logprob: Floats
     best: Floats
-    _prefix: dict[int, bytes] = field(default_factory=dict, repr=False)
-    _parent: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
 
     @property
     def shortfall(self) -> Floats:
@@ -56,32 +55,7 @@ class EdgeTable:
         """Return the generated tokens up to and with an edge, as little-endian int32; empty for edge -1."""
         if edge < 0:
             return b""
-        step, _ = self.graph.edge_of(edge)
-        row = int(self.trace.pos_ptr[step])
-        accepted, tokens = int(self.graph.edge_accepted[edge]), int(self.graph.edge_tokens[edge])
-        return self._before(step) + self._committed(row, accepted, tokens)
-
-    def _before(self, step: int) -> bytes:
-        chain: list[int] = []
-        while step >= 0 and step not in self._prefix:
-            chain.append(step)
-            step = int(self._parent[step])
-        taken = self.trace.column("steps", "parent_accepted")
-        for one in reversed(chain):
-            parent = int(self._parent[one])
-            if parent < 0:
-                self._prefix[one] = b""
-            else:
-                accepted = int(taken[one])
-                row = int(self.trace.pos_ptr[parent])
-                self._prefix[one] = self._prefix[parent] + self._committed(row, accepted, accepted + 1)
-            step = one
-        return self._prefix[step]
-
-    def _committed(self, row: int, accepted: int, tokens: int) -> bytes:
-        draft = self.trace.column("positions", "draft_id")[row : row + accepted]
-        choice = self.trace.column("positions", "argmax_id")[row + accepted : row + tokens]
-        return bytes(draft.astype("<i4").tobytes() + choice.astype("<i4").tobytes())
+        return np.array(edge_tokens(self.trace, self.graph, edge), "<i4").tobytes()
 
 
 def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
@@ -120,7 +94,7 @@ def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
     extra = np.where(corrected, best_row[last], 0.0) if len(best_row) else np.zeros(0)
     logprob = before_logprob[step_of] + of_draft[begin + accepted] - of_draft[begin] + extra
     best = before_best[step_of] + of_best[begin + accepted] - of_best[begin] + extra
-    return EdgeTable(trace, graph, logprob, best, _parent=parent)
+    return EdgeTable(trace, graph, logprob, best)
 
 
 def _parent_rows(trace: StepTables) -> npt.NDArray[np.int64]:

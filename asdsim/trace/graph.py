@@ -20,6 +20,7 @@ import numpy.typing as npt
 from ..errors import TraceError
 from ..records import FORBIDDEN_LOGIT
 from ..rules.scoring import DEFAULT, Layout, Rows, is_mismatch, lay_out, run_lengths
+from .tokens import prefix_tokens
 
 if TYPE_CHECKING:
     from ..records import StepTables
@@ -336,29 +337,3 @@ def _offsets(parts: list[Int32]) -> Int64:
 
 def _joined(parts: list[Int32]) -> Int32:
     return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
-
-
-def edge_tokens_of(trace: StepTables, graph: Graph, edge: int) -> list[int]:
-    """Return all generated tokens up to and with those that an edge commits."""
-    step, outcome = graph.edge_of(edge)
-    accepted, tokens = int(graph.edge_accepted[edge]), int(graph.edge_tokens[edge])
-    row = int(trace.pos_ptr[step])
-    draft = trace.column("positions", "draft_id")[row : row + accepted]
-    choice = trace.column("positions", "argmax_id")[row + accepted : row + tokens]
-    return [*prefix_tokens(trace, step), *map(int, draft), *map(int, choice)]
-
-
-def prefix_tokens(trace: StepTables, step: int) -> list[int]:
-    """Return the generated tokens before a step (a row of the ``steps`` table), in order."""
-    step_id, parent_id = trace.column("steps", "step_id"), trace.column("steps", "parent_step_id")
-    parent_accepted = trace.column("steps", "parent_accepted")
-    draft, choice = trace.column("positions", "draft_id"), trace.column("positions", "argmax_id")
-    parts: list[list[int]] = []
-    lo = int(np.searchsorted(trace.step_request, trace.step_request[step]))
-    while parent_id[step] >= 0:
-        accepted = int(parent_accepted[step])
-        hi = step
-        step = lo + int(np.searchsorted(step_id[lo:hi], parent_id[step]))
-        row = int(trace.pos_ptr[step])
-        parts.append([*map(int, draft[row : row + accepted]), int(choice[row + accepted])])
-    return [token for part in reversed(parts) for token in part]

@@ -1,0 +1,51 @@
+"""Generated tokens before a step, and up to the end of an edge.
+
+Only the tokens that an outcome commits are stored, once, with the step: whatever came before is read back along the
+parents.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..records import StepTables
+    from .graph import Graph
+
+
+def prefix_tokens(trace: StepTables, step: int) -> list[int]:
+    """Return the tokens generated before a step.
+
+    Parameters
+    ----------
+    trace : StepTables
+    step : int
+        Row of the ``steps`` table.
+    """
+    step_id, parent_id = trace.column("steps", "step_id"), trace.column("steps", "parent_step_id")
+    parent_accepted = trace.column("steps", "parent_accepted")
+    first = int(np.searchsorted(trace.step_request, trace.step_request[step]))
+    blocks: list[list[int]] = []  # latest first
+    while parent_id[step] >= 0:
+        accepted = int(parent_accepted[step])
+        step = first + int(np.searchsorted(step_id[first:step], parent_id[step]))
+        blocks.append(_committed(trace, step, accepted, accepted + 1))
+    return [token for block in reversed(blocks) for token in block]
+
+
+def edge_tokens(trace: StepTables, graph: Graph, edge: int) -> list[int]:
+    """Return all generated tokens up to and with those that an edge of the graph commits."""
+    step, _ = graph.edge_of(edge)
+    block = _committed(trace, step, int(graph.edge_accepted[edge]), int(graph.edge_tokens[edge]))
+    return prefix_tokens(trace, step) + block
+
+
+def _committed(trace: StepTables, step: int, accepted: int, tokens: int) -> list[int]:
+    """Return the accepted draft tokens of a step and, where ``tokens`` says so, the target's own token after them."""
+    row = int(trace.pos_ptr[step])
+    block: list[int] = trace.column("positions", "draft_id")[row : row + accepted].tolist()
+    if tokens > accepted:
+        block.append(int(trace.column("positions", "argmax_id")[row + accepted]))
+    return block
