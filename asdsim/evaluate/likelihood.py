@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..records import FORBIDDEN_LOGIT
 from ..trace.graph import Graph
-from ..trace.tokens import edge_tokens
+from ..trace.tokens import edge_tokens, parent_rows
 
 if TYPE_CHECKING:
     from ..records import StepTables
@@ -77,7 +77,7 @@ def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
     of_draft = np.concatenate([[0.0], np.cumsum(draft_row)])
     of_best = np.concatenate([[0.0], np.cumsum(best_row)])
     steps = graph.num_steps
-    parent = _parent_rows(trace)
+    parent = parent_rows(trace)
     taken = trace.column("steps", "parent_accepted").astype(np.int64)
     before_logprob, before_best = np.zeros(steps), np.zeros(steps)
     for step in range(steps):  # parents come first
@@ -95,19 +95,6 @@ def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
     logprob = before_logprob[step_of] + of_draft[begin + accepted] - of_draft[begin] + extra
     best = before_best[step_of] + of_best[begin + accepted] - of_best[begin] + extra
     return EdgeTable(trace, graph, logprob, best)
-
-
-def _parent_rows(trace: StepTables) -> npt.NDArray[np.int64]:
-    """Return the row of each step's parent, -1 for a root."""
-    step_id, parent_id = trace.column("steps", "step_id"), trace.column("steps", "parent_step_id")
-    parent = np.full(len(step_id), -1, np.int64)
-    if not len(step_id):
-        return parent
-    bounds = np.flatnonzero(np.diff(trace.step_request)) + 1
-    for lo, hi in zip([0, *bounds], [*bounds, len(step_id)], strict=True):
-        row = {int(name): lo + n for n, name in enumerate(step_id[lo:hi])}
-        parent[lo:hi] = [row.get(int(name), -1) for name in parent_id[lo:hi]]
-    return parent
 
 
 def apart(strict: bytes, other: bytes) -> tuple[int, float]:

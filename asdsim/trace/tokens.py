@@ -9,10 +9,45 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
+
+from ..errors import TraceError
 
 if TYPE_CHECKING:
     from ..records import StepTables
     from .graph import Graph
+
+
+def parent_rows(trace: StepTables) -> npt.NDArray[np.int64]:
+    """Return the row of each step's parent in the ``steps`` table, -1 at a root, int64 (S,).
+
+    Raises
+    ------
+    TraceError
+        Where the parent is not an earlier step of the request.
+    """
+    step_id, parent_id = (trace.column("steps", name).astype(np.int64) for name in ("step_id", "parent_step_id"))
+    rows = np.full(len(step_id), -1, np.int64)
+    child = np.flatnonzero(parent_id >= 0)
+    if not len(child):
+        return rows
+    stride = 1 + max(int(step_id.max()), int(parent_id.max()))
+    offset = trace.step_request.astype(np.int64) * stride
+    key = offset + step_id
+    order = np.argsort(key, kind="stable")
+    wanted = offset[child] + parent_id[child]
+    parent = order[np.minimum(np.searchsorted(key, wanted, sorter=order), len(order) - 1)]
+    lost = np.flatnonzero((key[parent] != wanted) | (parent >= child))
+    if len(lost):
+        step = int(child[lost[0]])
+        request = trace.request_records()[int(trace.step_request[step])]
+        raise TraceError(
+            f"parent step {parent_id[step]} is not an earlier step of the request",
+            where=f"request {request.request_id}, step {step_id[step]}",
+            fix="the trace is damaged; capture it again",
+        )
+    rows[child] = parent
+    return rows
 
 
 def prefix_tokens(trace: StepTables, step: int) -> list[int]:
