@@ -20,8 +20,9 @@ from .oracle.rules import ALLOWS
 from .records import FORBIDDEN_LOGIT, StepRecord
 from .rules.scoring import DEFAULT, Layout, uniform
 from .rules.settings import STRICT, Grid, check_value, rule_grids
-from .trace.graph import Graph, build_graph, edge_tokens_of
+from .trace.graph import Graph, build_graph
 from .trace.reader import Trace, read_trace
+from .trace.tokens import edge_tokens, prefix_tokens
 from .walk import request as columns
 from .walk.estimate import DRAWS, draw_walks, pooled_graph
 from .walk.off_trace import OFF_TRACE, WALKED, off_trace_code, off_trace_mode
@@ -174,7 +175,7 @@ class Result:
                 fix="its walk meets a prefix that was not captured: run asdsim cover for this setting",
             )
         edge = int(walks.edge[setting, request])
-        return [] if edge < 0 else edge_tokens_of(self.trace, self.graph, edge)
+        return [] if edge < 0 else edge_tokens(self.trace, self.graph, edge)
 
     def outputs(self) -> Outputs:
         """Return the distinct outputs of each request, and which one every setting got.
@@ -512,21 +513,17 @@ def _pooled_figures(
 
 def reference_blocks(trace: Trace, layout: Layout = DEFAULT) -> Iterator[dict[tuple[int, ...], reference.Block]]:
     """Yield, request by request, the steps as the oracle takes them: by the tokens generated before each."""
-    for request in trace.request_records():
+    for index, request in enumerate(trace.request_records()):
         blocks: dict[tuple[int, ...], reference.Block] = {}
-        by_id: dict[int, reference.Block] = {}
-        for step in trace.steps_of(request.request_id):
-            prefix: tuple[int, ...] = ()
-            if step.parent_step_id >= 0:
-                parent, taken = by_id[step.parent_step_id], step.parent_accepted
-                prefix = (*parent.prefix, *parent.draft[:taken], parent.choice[taken])
+        first = int(np.searchsorted(trace.step_request, index))
+        for row, step in enumerate(trace.steps_of(request.request_id), start=first):
+            prefix = tuple(prefix_tokens(trace, row))
             best = step.top_logits[:, 0].astype(np.float64)
             regret = best[: step.num_draft_tokens] - step.draft_logits.astype(np.float64)
             regret[step.draft_logits == FORBIDDEN_LOGIT] = np.inf
             block = reference.Block(
                 prefix, step.draft_ids.tolist(), step.argmax_ids.tolist(), regret.tolist(), captured=step.wave == 0
             )
-            by_id[step.step_id] = block
             if layout.regret == "probability":
                 total = step.logsumexp.astype(np.float64).tolist()
                 pairs = zip(best.tolist(), step.draft_logits.astype(np.float64).tolist(), total, strict=False)

@@ -13,7 +13,7 @@ says nothing about how likely the strict output is, which stands on other prefix
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ..records import FORBIDDEN_LOGIT
 from ..trace.graph import Graph
+from ..trace.tokens import edge_tokens, parent_rows
 
 if TYPE_CHECKING:
     from ..records import StepTables
@@ -44,8 +45,6 @@ class EdgeTable:
     graph: Graph
     logprob: Floats
     best: Floats
-    _prefix: dict[int, bytes] = field(default_factory=dict, repr=False)
-    _parent: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
 
     @property
     def shortfall(self) -> Floats:
@@ -56,32 +55,7 @@ class EdgeTable:
         """Return the generated tokens up to and with an edge, as little-endian int32; empty for edge -1."""
         if edge < 0:
             return b""
-        step, _ = self.graph.edge_of(edge)
-        row = int(self.trace.pos_ptr[step])
-        accepted, tokens = int(self.graph.edge_accepted[edge]), int(self.graph.edge_tokens[edge])
-        return self._before(step) + self._committed(row, accepted, tokens)
-
-    def _before(self, step: int) -> bytes:
-        chain: list[int] = []
-        while step >= 0 and step not in self._prefix:
-            chain.append(step)
-            step = int(self._parent[step])
-        taken = self.trace.column("steps", "parent_accepted")
-        for one in reversed(chain):
-            parent = int(self._parent[one])
-            if parent < 0:
-                self._prefix[one] = b""
-            else:
-                accepted = int(taken[one])
-                row = int(self.trace.pos_ptr[parent])
-                self._prefix[one] = self._prefix[parent] + self._committed(row, accepted, accepted + 1)
-            step = one
-        return self._prefix[step]
-
-    def _committed(self, row: int, accepted: int, tokens: int) -> bytes:
-        draft = self.trace.column("positions", "draft_id")[row : row + accepted]
-        choice = self.trace.column("positions", "argmax_id")[row + accepted : row + tokens]
-        return bytes(draft.astype("<i4").tobytes() + choice.astype("<i4").tobytes())
+        return np.array(edge_tokens(self.trace, self.graph, edge), "<i4").tobytes()
 
 
 def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
@@ -103,7 +77,7 @@ def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
     of_draft = np.concatenate([[0.0], np.cumsum(draft_row)])
     of_best = np.concatenate([[0.0], np.cumsum(best_row)])
     steps = graph.num_steps
-    parent = _parent_rows(trace)
+    parent = parent_rows(trace)
     taken = trace.column("steps", "parent_accepted").astype(np.int64)
     before_logprob, before_best = np.zeros(steps), np.zeros(steps)
     for step in range(steps):  # parents come first
@@ -120,20 +94,7 @@ def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
     extra = np.where(corrected, best_row[last], 0.0) if len(best_row) else np.zeros(0)
     logprob = before_logprob[step_of] + of_draft[begin + accepted] - of_draft[begin] + extra
     best = before_best[step_of] + of_best[begin + accepted] - of_best[begin] + extra
-    return EdgeTable(trace, graph, logprob, best, _parent=parent)
-
-
-def _parent_rows(trace: StepTables) -> npt.NDArray[np.int64]:
-    """Return the row of each step's parent, -1 for a root."""
-    step_id, parent_id = trace.column("steps", "step_id"), trace.column("steps", "parent_step_id")
-    parent = np.full(len(step_id), -1, np.int64)
-    if not len(step_id):
-        return parent
-    bounds = np.flatnonzero(np.diff(trace.step_request)) + 1
-    for lo, hi in zip([0, *bounds], [*bounds, len(step_id)], strict=True):
-        row = {int(name): lo + n for n, name in enumerate(step_id[lo:hi])}
-        parent[lo:hi] = [row.get(int(name), -1) for name in parent_id[lo:hi]]
-    return parent
+    return EdgeTable(trace, graph, logprob, best)
 
 
 def apart(strict: bytes, other: bytes) -> tuple[int, float]:

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from ..records import StepTables
 from ..rules.settings import Grid
 from ..stats import ratio
-from ..trace.graph import Graph, edge_tokens_of
+from ..trace.graph import Graph
+from ..trace.tokens import edge_tokens
 from ..walk.sweep import Walks
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def outputs_of(trace: StepTables, graph: Graph, grid: Grid, walks: Walks, strict
 
         def place(edge: int, seen: dict[tuple[int, ...], int] = seen, by_edge: dict[int, int] = by_edge) -> int:
             if edge not in by_edge:
-                tokens = tuple(edge_tokens_of(trace, graph, edge)) if edge >= 0 else ()
+                tokens = tuple(edge_tokens(trace, graph, edge)) if edge >= 0 else ()
                 by_edge[edge] = seen.setdefault(tokens, len(seen))
             return by_edge[edge]
 

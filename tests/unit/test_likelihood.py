@@ -12,7 +12,8 @@ from asdsim.evaluate.likelihood import apart, edge_table
 from asdsim.records import MemoryTrace
 from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.covered import covered_settings
-from asdsim.trace.graph import build_graph, edge_tokens_of
+from asdsim.trace.graph import build_graph
+from asdsim.trace.tokens import edge_tokens
 from asdsim.walk.path import visits
 from asdsim.walk.sweep import walk_grid
 from tests.support.toygraph import toy_requests
@@ -56,7 +57,7 @@ def test_sums_are_those_of_the_tokens_one_by_one() -> None:
             edge = walk[-1].edge
             assert table.logprob[edge] == pytest.approx(logprob, abs=1e-9)
             assert table.best[edge] == pytest.approx(best, abs=1e-9)
-            assert np.frombuffer(table.output(edge), "<i4").tolist() == edge_tokens_of(trace, graph, edge)
+            assert np.frombuffer(table.output(edge), "<i4").tolist() == edge_tokens(trace, graph, edge)
             seen += exact
     assert seen > 4 and table.output(-1) == b""
 
