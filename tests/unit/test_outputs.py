@@ -10,11 +10,12 @@ import pytest
 import asdsim
 from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
-from asdsim.evaluate.outputs import UNKNOWN, first_difference
+from asdsim.evaluate.outputs import UNKNOWN
 from asdsim.live.cover import cover_with
 from asdsim.records import RequestRecord
 from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.manifest import Manifest
+from asdsim.trace.tokens import first_difference
 from asdsim.trace.writer import TraceWriter
 from tests.support.toymodels import ToyDrafter, ToyTarget
 
