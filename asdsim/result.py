@@ -19,7 +19,7 @@ from .oracle import walk as reference
 from .oracle.rules import ALLOWS
 from .records import FORBIDDEN_LOGIT, StepRecord
 from .rules.scoring import DEFAULT, Layout, uniform
-from .rules.settings import STRICT, Grid, check_value, rule_grids
+from .rules.settings import Grid, check_value, rule_grids
 from .trace.graph import Graph, build_graph
 from .trace.reader import Trace, read_trace
 from .trace.tokens import edge_tokens, prefix_tokens
@@ -187,7 +187,7 @@ class Result:
         """
         self._need_edges()
         assert self._walker is not None
-        strict = self._walker(Grid.of([STRICT.with_semantics(self.grid.semantics)]))
+        strict = self._walker(self.grid.strict)
         return outputs_of(self.trace, self.graph, self.grid, self._all_walks, strict)
 
     def _need_edges(self) -> None:
@@ -258,6 +258,7 @@ class Result:
             "off_trace": self.off_trace,
             "rule": self.grid.layout.rule,
             "semantics": self.grid.semantics,
+            "ledger": self.grid.ledger,
             "settings": len(self),
             "device": self.device,
         }
@@ -462,7 +463,7 @@ def replay_grid_breakpoints(
     graph = build_graph(source, grid.layout)
     pairs = list(zip(grid.gate.tolist(), grid.cap.tolist(), strict=True))
     found = breakpoints_of(
-        graph, pairs, off_trace_code(off_trace), grid.semantics, upper=upper, threads=threads,
+        graph, pairs, off_trace_code(off_trace), grid.reading, upper=upper, threads=threads,
         compiled=chosen != "python", progress=progress, note=note,
     )  # fmt: skip
     results = []
@@ -470,7 +471,7 @@ def replay_grid_breakpoints(
         budgets = np.append(0.0, points)
         number = len(budgets)
         axes = {"B": budgets.tolist(), "g": [gate], "M": [cap]}
-        part = Grid(budgets, np.full(number, gate), np.full(number, cap), grid.semantics, axes, grid.layout)
+        part = replace(grid, budget=budgets, gate=np.full(number, gate), cap=np.full(number, cap), axes=axes)
         result = replay_grid(source, part, off_trace=off_trace, device=chosen, threads=threads, note=note)
         results.append(replace(result, below=np.append(points, upper)))
     return results
@@ -579,7 +580,7 @@ def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> W
             out = reference.walk(
                 blocks, B=policy.budget, g=policy.gate, M=policy.cap, max_new_tokens=record.max_new_tokens,
                 eos=record.eos_ids if record.stop == "natural" else (), off_trace=off_trace,
-                semantics=grid.semantics, value=value, allows=allows,
+                semantics=grid.semantics, ledger=grid.ledger, value=value, allows=allows,
             )  # fmt: skip
             row = counts[setting, one]
             row[columns.STEPS], row[columns.DRAFTED] = len(out.accepted), sum(out.drafted)

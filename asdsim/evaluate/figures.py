@@ -53,9 +53,7 @@ COLUMNS: dict[str, str] = {
 
 def baseline_of(semantics: str) -> str:
     """Return what ``strict_*`` and gains compare with under a reading: what B = 0 does there."""
-    if semantics.startswith("lightllm"):
-        return "B=0 of lightllm (accepts ties)"
-    return "strict (token ids)"
+    return "B=0 of lightllm (accepts ties)" if semantics == "lightllm" else "strict (token ids)"
 
 
 # --- what a setting gains and costs, as ratios of sums over requests ------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError, unknown_name
-from ..rules.settings import STRICT, Grid
+from ..rules.settings import Grid
 from ..stats import masked_quantile, ratio
 from ..trace.graph import END, Graph
 from . import request as columns
@@ -112,12 +112,12 @@ def walk_grid(graph: Graph, grid: Grid, *, off_trace: str = "stop", device: str 
     if chosen == "cuda":
         from . import cuda
 
-        return Walks(*cuda.run(arrays, settings, mode, grid.semantics))
+        return Walks(*cuda.run(arrays, settings, mode, grid.reading))
     from . import cpu
 
     if chosen == "python":
-        return Walks(*cpu.run_with(cpu.python_kernel(grid.semantics), arrays, settings, mode, 1))
-    return Walks(*cpu.run(arrays, settings, mode, grid.semantics, threads))
+        return Walks(*cpu.run_with(cpu.python_kernel(grid.reading), arrays, settings, mode, 1))
+    return Walks(*cpu.run(arrays, settings, mode, grid.reading, threads))
 
 
 Walker = Callable[[Grid], Walks]
@@ -147,7 +147,7 @@ def sweep(
     dict of ndarray (n,)
         The figures of :data:`asdsim.evaluate.figures.COLUMNS`; ``acceptance_histogram`` is (n, largest K + 1).
     """
-    strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
+    strict = walk(grid.strict)
     size = max(1, CHUNK_BYTES // max(1, num_requests * (4 * NUM_COUNTS + 16)))
     parts: list[dict[str, npt.NDArray[Any]]] = []
     for first in range(0, len(grid), size):
@@ -200,14 +200,14 @@ def sweep_graph(
     if note and chosen == "cpu":
         from . import cpu
 
-        if not is_cached(cpu, grid.semantics):
+        if not is_cached(cpu, grid.reading):
             note(COMPILING)
     if by == "auto" and len(grid) * graph.num_steps < PAIRS_UP_TO:
         by = "pairs"
     axes = axes_of(grid) if by != "pairs" and graph.num_steps and len(grid) else None
     if axes is None and chosen != "cuda":
         return sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
-    strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
+    strict = walk(grid.strict)
 
     def add_up(graph: Graph, progress: Progress | None) -> Sums:
         if axes is None or chosen == "cuda":
