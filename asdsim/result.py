@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,13 @@ import numpy.typing as npt
 from .errors import UsageError
 from .evaluate.figures import COLUMNS, baseline_of
 from .evaluate.outputs import Outputs, outputs_of
+from .files import plain
 from .oracle import walk as reference
 from .oracle.rules import ALLOWS
 from .records import FORBIDDEN_LOGIT, StepRecord
 from .rules.scoring import DEFAULT, Layout, uniform
 from .rules.settings import Grid, check_value, rule_grids
+from .trace.covered import covered_like
 from .trace.graph import Graph, build_graph
 from .trace.reader import Trace, read_trace
 from .trace.tokens import edge_tokens, prefix_tokens
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from .evaluate.quality import Quality
 
 Axis = float | str | Iterable[float]
+
+DEFAULT_AXES = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
+"""What is replayed where no setting is named and none is covered."""
 
 
 def load(path: str | Path) -> Trace:
@@ -124,19 +129,22 @@ class Result:
         """
         rows = self.frame().to_dicts()
         for n, row in enumerate(rows):
-            for name in ("B", "B_to", "g", "M"):
-                if row.get(name) is not None and np.isinf(row[name]):
-                    row[name] = "inf"
             if self.grid.params:
                 row["parameters"] = dict(self.grid.params[n])
             else:
-                row["parameters"] = dict(part.split("=") for part in row["parameters"].split())
-        return rows
+                row["parameters"] = dict(item.split("=") for item in row["parameters"].split())
+        return cast("list[dict[str, Any]]", plain(rows))
 
     def pareto(self, gain: str = "mean_acceptance_length", risk: str = "regret_spent_mean") -> pl.DataFrame:
         """Return the settings that no other one beats: more ``gain`` for no more ``risk``, sorted by risk.
 
-        Rows whose ``exact_share`` is below 1 compete only where no row is exact, since they stand on other requests.
+        Where some row is exact only exact rows compete. Estimates compete with each other where none is; means over
+        the requests that stayed on the trace never do, since each row has its own.
+
+        Raises
+        ------
+        UsageError
+            On an unknown figure; where walks stop off the trace and no row is exact.
         """
         import polars as pl
 
@@ -144,8 +152,14 @@ class Result:
             if name not in COLUMNS or name == "acceptance_histogram":
                 raise UsageError(f"no figure is called {name!r}", fix=f"choose from: {', '.join(COLUMNS)}")
         frame = self.frame()
-        if (frame["exact_share"] == 1.0).any():
-            frame = frame.filter(pl.col("exact_share") == 1.0)
+        if frame["exact"].any() or not OFF_TRACE[self.off_trace].estimate:
+            frame = frame.filter("exact")
+        if frame.is_empty():
+            raise UsageError(
+                "no setting is exact, and means over the requests that stayed on the trace cannot be compared",
+                where=str(self.trace.path),
+                fix="run asdsim cover for these settings, or replay with off_trace='pooled'",
+            )
         frame = frame.drop_nulls([gain, risk]).sort([risk, gain], descending=[False, True], maintain_order=True)
         return frame.filter(pl.col(gain) > pl.col(gain).cum_max().shift(1).fill_null(-np.inf))
 
@@ -164,9 +178,11 @@ class Result:
         Raises
         ------
         UsageError
-            If that walk left the trace, so that its output is not known; on a replay by the oracle.
+            If that walk left the trace, so that its output is not known; on a replay by the oracle; on a setting or
+            request that is not there.
         """
         self._need_edges()
+        self._check(setting, request)
         walks = self._all_walks
         if not walks.exact[setting, request]:
             name = self.graph.request_ids[request]
@@ -194,6 +210,12 @@ class Result:
         if self.device == "reference":
             raise UsageError("the reference walk names no outputs", fix="replay on --device cpu or cuda")
 
+    def _check(self, setting: int, request: int) -> None:
+        for noun, number, size in (("setting", setting, len(self)), ("request", request, self.graph.num_requests)):
+            if not 0 <= number < size:
+                fix = f"{noun}s are numbered 0 to {size - 1}" if size else f"there is no {noun}"
+                raise UsageError(f"no {noun} {number}", where=str(self.trace.path), fix=fix)
+
     def margin(self, setting: int, request: int) -> float:
         """Return how close one walk passed to a near-tie, in logits (see below for regret as probability).
 
@@ -207,8 +229,9 @@ class Result:
         Raises
         ------
         UsageError
-            If the walk left the trace.
+            If the walk left the trace; on a setting or request that is not there.
         """
+        self._check(setting, request)
         steps, exact = visits(self.graph, self.grid.policy(setting), request)
         if not exact:
             raise UsageError(
@@ -270,7 +293,7 @@ class Result:
         return plots.acceptance_heatmap(self.frame(), **options)
 
     def __repr__(self) -> str:
-        exact = int((self.columns["exact_share"] == 1.0).sum())
+        exact = int(self.columns["exact"].sum())
         return (
             f"Result({len(self)} settings of {self.grid.layout.rule} on {self.graph.num_requests} requests of "
             f"{self.trace.path}, {exact} exact, off_trace={self.off_trace!r})"
@@ -292,13 +315,16 @@ def replay(
     value: str = "",
     ledger: str = "request",
     gate: bool = True,
-    off_trace: str = "stop",
+    off_trace: str | None = None,
     device: str = "auto",
     threads: int = 0,
     progress: Callable[[int], None] | None = None,
     **params: Any,
 ) -> Result:
     """Walk a trace under every combination of B, g and M, or of another rule's parameters.
+
+    Without B, g and M: under the settings that the trace is covered for, which are exact; where none is covered, under
+    :data:`DEFAULT_AXES` by ``pooled`` estimates.
 
     Parameters
     ----------
@@ -315,11 +341,12 @@ def replay(
     **params
         Parameters of another rule, such as ``theta=[.8, .9]``; only its knob may take several values (see
         :func:`replay_grid` for the rest).
-    off_trace : {"stop", "aligned", "recorded", "pooled"}
-        At a prefix that was not captured: drop the request from that setting (and from its strict baseline), go on at
-        the captured step nearest to the position reached, go on with the next captured step, or go on with steps drawn
-        as :mod:`asdsim.walk.estimate` says (counts are then averages over draws, rounded). The last three are
-        estimates; ``exact_share`` tells for how many requests nothing was estimated.
+    off_trace : {"stop", "aligned", "recorded", "pooled"}, optional
+        ``stop`` unless said otherwise. At a prefix that was not captured: drop the request from that setting, which is
+        then not exact and has neither a gain nor an interval; go on at the captured step nearest to the position
+        reached; go on with the next captured step; or go on with steps drawn as :mod:`asdsim.walk.estimate` says
+        (counts are then averages over draws, rounded). The last three are estimates; ``exact_share`` tells for how
+        many requests nothing was estimated.
     device : {"auto", "cpu", "cuda", "reference", "python"}
         All give equal results; ``reference`` is the slow oracle, ``python`` the kernels' sources uncompiled.
     threads : int
@@ -334,21 +361,25 @@ def replay(
     Raises
     ------
     UsageError
-        On a setting, mode or device that cannot be meant.
+        On an invalid setting, mode or device.
     TraceError
         If the trace cannot be trusted.
     """
+    how: dict[str, Any] = {"device": device, "threads": threads, "progress": progress}
     if rule == "asd":
         if params:
             raise UsageError(f"rule asd has no parameter {next(iter(params))}", fix="its parameters are B, g and M")
-        if B is None and ledger == "none":
-            B = float("inf")
-        if g is None and not gate:
-            g = float("inf")
+        varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger, "gate": gate}
+        if B is None and g is None and M is None:
+            trace = trace if isinstance(trace, Trace) else load(trace)
+            grid, mode = default_settings(trace, semantics=semantics, **varied)
+            return replay_grid(trace, grid, off_trace=off_trace or mode, **how)
+        B = math.inf if B is None and ledger == "none" else B
+        g = math.inf if g is None and not gate else g
         missing = [name for name, axis in (("B", B), ("g", g), ("M", M)) if axis is None]
         if B is None or g is None or M is None:
-            raise UsageError(f"no value for {', '.join(missing)}", fix="rule asd needs B, g and M")
-        grids = [Grid.product(B, g, M, semantics, regret=regret, value=value, ledger=ledger, gate=gate)]
+            raise UsageError(f"no value for {', '.join(missing)}", fix="rule asd needs B, g and M, or none of them")
+        grids = [Grid.product(B, g, M, semantics, **varied)]
     else:
         grids = rule_grids(rule, params)
     if len(grids) > 1:
@@ -356,7 +387,21 @@ def replay(
             f"rule {rule}: these parameters lay the trace out in {len(grids)} ways",
             fix="replay each by replay_grid(trace, grid) for grid in rule_grids(rule, parameters)",
         )
-    return replay_grid(trace, grids[0], off_trace=off_trace, device=device, threads=threads, progress=progress)
+    return replay_grid(trace, grids[0], off_trace=off_trace or "stop", **how)
+
+
+def default_settings(trace: Trace, **varied: Any) -> tuple[Grid, str]:
+    """Return what is replayed where no setting is named, and what then happens off the trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    **varied
+        ``semantics`` and the variations of ASD, as for :meth:`asdsim.rules.settings.Grid.product`.
+    """
+    grid = Grid.product(**DEFAULT_AXES, **varied)
+    covered = covered_like(trace, grid)
+    return (grid, "pooled") if covered is None else (covered, "stop")
 
 
 def replay_grid(

@@ -13,6 +13,7 @@ import asdsim
 from asdsim.capture.cover import BatchRunner, cover
 from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
+from asdsim.errors import UsageError
 from asdsim.records import RequestRecord
 from asdsim.rules.settings import STRICT, Grid, Policy
 from asdsim.trace.graph import build_graph
@@ -24,6 +25,7 @@ from asdsim.walk.request import ACCEPTED, STEPS, TOKENS
 from asdsim.walk.sweep import sweep_graph, walk_grid
 from tests.support.toymodels import ToyDrafter, ToyTarget
 
+TRACES = Path(__file__).resolve().parents[2] / "traces"
 K = 4
 LOOSE = Policy(math.inf, 2.0, 2.0)
 """The setting that the trace is captured under; it relaxes something on every request."""
@@ -148,3 +150,47 @@ def test_draws_are_averaged_as_everywhere_and_exact_walks_are_themselves(loose) 
     frame = asdsim.replay(loose[0], B=[0, 0.5, 2, math.inf], g=[0.25, 2], M=[1, 2], off_trace="pooled").frame()
     length = counts[..., TOKENS].sum(axis=1) / counts[..., STEPS].sum(axis=1)
     assert np.allclose(frame["mean_acceptance_length"], length, rtol=1e-12)
+
+
+def test_without_settings_a_covered_trace_shows_what_is_covered() -> None:
+    result = asdsim.replay(TRACES / "smollm2-dspark")
+    asked = asdsim.replay(TRACES / "smollm2-dspark", B="0,4,8", g=".1,.25,.5", M="1,2")
+    assert result.off_trace == "stop" and result.columns["exact"].all()
+    assert result.frame().equals(asked.frame())
+    assert asdsim.replay(TRACES / "smollm2-dspark", off_trace="aligned").off_trace == "aligned"  # said, so it is so
+
+
+def test_without_settings_and_nothing_covered_a_default_grid_is_estimated(loose) -> None:
+    result = asdsim.replay(loose[0])
+    assert result.off_trace == "pooled" and len(result) == 6 * 4 * 3 and not result.columns["exact"].all()
+    assert asdsim.replay(loose[0], off_trace="stop").off_trace == "stop"
+    # What is covered is covered for the paper's reading: another one is estimated too.
+    assert asdsim.replay(TRACES / "smollm2-dspark-k4", semantics="core").off_trace == "pooled"
+    with pytest.raises(UsageError, match="no value for g, M"):
+        asdsim.replay(loose[0], B=1)
+
+
+def test_a_setting_or_request_that_is_not_there_is_named_with_the_range(loose) -> None:
+    result = asdsim.replay(loose[0], B=math.inf, g=2, M=2)
+    assert result.tokens(0, 9) and result.margin(0, 9) >= 0
+    for ask in (result.tokens, result.margin):
+        with pytest.raises(UsageError, match="no setting 999 .settings are numbered 0 to 0"):
+            ask(999, 0)
+        with pytest.raises(UsageError, match="no request 10 .requests are numbered 0 to 9"):
+            ask(0, 10)
+        with pytest.raises(UsageError, match="no request -1"):
+            ask(0, -1)
+
+
+def test_survivors_do_not_compete(tmp_path: Path) -> None:
+    write(tmp_path / "trace", STRICT)
+    partly = asdsim.replay(tmp_path / "trace", B=[0, 1, 2], g=2, M=2)
+    assert partly.pareto()["B"].to_list() == [0.0]  # the exact row, whatever the others say
+    with pytest.raises(UsageError, match="no setting is exact.*asdsim cover.*pooled"):
+        asdsim.replay(tmp_path / "trace", B=[1, 2], g=2, M=2).pareto()
+    assert len(asdsim.replay(tmp_path / "trace", B=[1, 2], g=2, M=2, off_trace="pooled").pareto())
+
+
+def test_the_package_shows_its_public_names() -> None:
+    assert dir(asdsim) == sorted(asdsim.__all__) and {"load", "replay", "Result"} <= set(dir(asdsim))
+    assert all(hasattr(asdsim, name) for name in dir(asdsim))
