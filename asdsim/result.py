@@ -26,7 +26,7 @@ from .trace.graph import Graph, build_graph
 from .trace.reader import Trace, read_trace
 from .trace.tokens import edge_tokens, prefix_tokens
 from .walk import request as columns
-from .walk.estimate import DRAWS, draw_walks, pooled_graph
+from .walk.estimate import DRAWS, drawn_walks, pooled_graph
 from .walk.off_trace import OFF_TRACE, WALKED, off_trace_code, off_trace_mode
 from .walk.path import visits
 from .walk.sweep import Walks, choose_device, sweep, sweep_graph, walk_grid
@@ -540,12 +540,13 @@ def _pooled_figures(
     if device == "reference":
         raise UsageError("the reference walk has no pooled estimate", fix="use --device cpu or cuda")
     pooled = pooled_graph(graph)
-
-    def drawn(part: Grid) -> Walks:
-        return draw_walks(graph, part, pooled=pooled, device=device, threads=threads).drawn
+    how: dict[str, Any] = {"device": device, "threads": threads}
 
     def true(part: Grid) -> Walks:
-        return walk_grid(graph, part, device=device, threads=threads)
+        return walk_grid(graph, part, **how)
+
+    def drawn(part: Grid) -> Walks:
+        return drawn_walks(graph, pooled, part, true(part), **how)
 
     figures = sweep(drawn, grid, pooled.num_requests, off_trace="aligned", progress=progress)
     captured = sweep(true, grid, graph.num_requests, off_trace="stop")

@@ -25,7 +25,7 @@ from ..rules import NAMES, get_rule
 from ..rules.settings import Grid, rule_grids
 from ..trace.graph import Graph, build_graph
 from ..trace.stored import Trace
-from ..walk.estimate import draw_walks, pooled_graph
+from ..walk.estimate import mean_walks
 from ..walk.off_trace import OFF_TRACE, off_trace_mode
 from ..walk.request import ACCEPTED, DRAFTED, RELAXED, STEPS, TOKENS
 from ..walk.sweep import walk_grid
@@ -111,27 +111,26 @@ class Bench:
     def __init__(self, trace: Trace, off_trace: str = "pooled", device: str = "auto", threads: int = 0) -> None:
         off_trace_mode(off_trace)
         self.trace, self.off_trace, self.device, self.threads = trace, off_trace, device, threads
-        self._graphs: dict[Any, tuple[Graph, Graph]] = {}
+        self._graphs: dict[Any, Graph] = {}
 
-    def graphs(self, grid: Grid) -> tuple[Graph, Graph]:
-        """Return the graph of a grid, and the one that estimates walk."""
+    def graph(self, grid: Grid) -> Graph:
+        """Return the graph of a grid."""
         if grid.layout not in self._graphs:
-            graph = build_graph(self.trace, grid.layout)
-            walked = OFF_TRACE[self.off_trace].has_walks
-            self._graphs[grid.layout] = graph, graph if walked else pooled_graph(graph)
+            self._graphs[grid.layout] = build_graph(self.trace, grid.layout)
         return self._graphs[grid.layout]
 
     def measure(self, grid: Grid) -> Measured:
         """Walk every setting."""
-        graph, estimated = self.graphs(grid)
+        graph = self.graph(grid)
         options: dict[str, Any] = {"device": self.device, "threads": self.threads}
-        if OFF_TRACE[self.off_trace].has_walks:
-            true = walk_grid(graph, grid, **options)
-            walks = true if self.off_trace == "stop" else walk_grid(graph, grid, off_trace=self.off_trace, **options)
+        true = walk_grid(graph, grid, **options)
+        counts, spent = true.counts.astype(np.float64), true.spent
+        mode = OFF_TRACE[self.off_trace]
+        if not mode.has_walks:
+            counts, spent = mean_walks(graph, grid, true, **options)
+        elif mode.estimate:
+            walks = walk_grid(graph, grid, off_trace=mode.name, **options)
             counts, spent = walks.counts.astype(np.float64), walks.spent
-        else:
-            draws = draw_walks(graph, grid, pooled=estimated, **options)
-            true, counts, spent = draws.true, draws.mean_counts(), draws.mean_spent()
         steps, tokens, accepted, drafted = (counts[..., name] for name in (STEPS, TOKENS, ACCEPTED, DRAFTED))
         return Measured(grid, steps, tokens, accepted, spent, drafted, true.counts[..., RELAXED] > 0, true.exact)
 

@@ -14,7 +14,7 @@ that begins to repeat itself, all three are far off, ``aligned`` least.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,12 @@ DRAWS = 32
 SEED = 0
 
 
-def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int = SEED) -> Graph:
+def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int | np.random.Generator = SEED) -> Graph:
     """Return a graph in which every request occurs ``draws`` times, each with its own random continuations.
 
     Request r of draw d is request ``d * R + r``. Captured steps keep their captured edges; a missing edge leads to a
     second copy of the steps, in which every edge leads to a drawn step. Steps in which the request ended, or that the
-    token limit cut short, are not drawn.
+    token limit cut short, are not drawn. One generator, handed in draw after draw, gives the draws of one call.
     """
     steps, requests = graph.num_steps, graph.num_requests
     place = np.arange(steps)
@@ -99,76 +99,76 @@ def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int = SEED) -> Graph:
 
 def _pools(graph: Graph, first: npt.NDArray[np.int64]) -> dict[bool, npt.NDArray[np.int32]]:
     """Return the captured steps that may be drawn, by whether the step before them was accepted whole."""
-    found: dict[bool, list[int]] = {False: [], True: []}
-    for r in range(graph.num_requests):
-        path = graph.path_step[graph.path_ptr[r] : graph.path_ptr[r + 1]]
-        for before, step in zip(path[:-1], path[1:], strict=True):
-            if graph.edge_next[first[step]] == END or graph.start[step] + graph.drafted[step] + 1 > graph.limit[r]:
-                continue
-            whole = graph.start[step] - graph.start[before] == graph.drafted[before] + 1
-            found[bool(whole)].append(int(step))
-    pools = {key: np.array(steps, np.int32) for key, steps in found.items()}
+    request = np.repeat(np.arange(graph.num_requests), np.diff(graph.path_ptr))
+    before, step = graph.path_step[:-1], graph.path_step[1:]
+    drawable = request[:-1] == request[1:]
+    drawable &= graph.edge_next[first[step]] != END
+    drawable &= graph.start[step] + graph.drafted[step] + 1 <= graph.limit[request[1:]]
+    whole = graph.start[step] - graph.start[before] == graph.drafted[before] + 1
+    pools = {key: step[drawable & (whole == key)].astype(np.int32) for key in (False, True)}
     for key in (False, True):
         if not len(pools[key]):
             pools[key] = pools[not key]
     return pools
 
 
-@dataclass(frozen=True)
-class Draws:
-    """Walks of a grid with drawn continuations, beside the walks as captured.
-
-    Attributes
-    ----------
-    true : Walks
-        As captured, (n, R).
-    drawn : Walks
-        (n, draws * R), request r of draw d in column ``d * R + r``. Where the true walk is exact every draw is that
-        walk; elsewhere ``LEFT`` of the counts is that of the true walk, so that ``exact`` says what is captured.
-        ``edge`` names edges of the pooled graph and no output.
-    """
-
-    true: Walks
-    drawn: Walks
-
-    def mean_counts(self) -> npt.NDArray[np.float64]:
-        """Return float64 (n, R, NUM_COUNTS): the counts, averaged over draws where the walk left the trace."""
-        shape = self.true.counts.shape
-        return self.drawn.counts.reshape(shape[0], -1, *shape[1:]).mean(axis=1, dtype=np.float64)
-
-    def mean_spent(self) -> npt.NDArray[np.float64]:
-        """Return float64 (n, R): the ledger, averaged over draws where the walk left the trace."""
-        shape = self.true.spent.shape
-        mean = self.drawn.spent.reshape(shape[0], -1, shape[1]).mean(axis=1)
-        return np.where(self.true.exact, self.true.spent, mean)  # a mean of equal floats may differ in its last bit
-
-
-def draw_walks(
-    graph: Graph, grid: Grid, *, pooled: Graph | None = None, device: str = "auto", threads: int = 0
-) -> Draws:
-    """Walk a grid as captured, and many times with random continuations.
+def drawn_walks(graph: Graph, pooled: Graph, grid: Grid, true: Walks, *, device: str, threads: int) -> Walks:
+    """Walk a grid with random continuations; where nothing is missing every draw is the true walk.
 
     Parameters
     ----------
     graph : Graph
+    pooled : Graph
+        :func:`pooled_graph` of it, of any number of draws.
     grid : Grid
-    pooled : Graph, optional
-        :func:`pooled_graph` of the graph, if at hand.
+    true : Walks
+        The grid as captured, (n, R).
     device, threads
         As for :func:`asdsim.walk.sweep.walk_grid`.
+
+    Returns
+    -------
+    Walks
+        (n, draws * R), request r of draw d in column ``d * R + r``. ``LEFT`` of the counts is that of the true walk, so
+        that ``exact`` says what is captured. ``edge`` names edges of the pooled graph, and no output.
     """
-    options: dict[str, Any] = {"device": device, "threads": threads}
-    true = walk_grid(graph, grid, **options)
-    # No edge of the pooled graph is missing but where there is no step to draw.
-    walks = walk_grid(pooled_graph(graph) if pooled is None else pooled, grid, off_trace="aligned", **options)
+    # Only where there is no step to draw does an edge of the pooled graph lead nowhere.
+    walks = walk_grid(pooled, grid, off_trace="aligned", device=device, threads=threads)
     draws = walks.spent.shape[1] // max(1, graph.num_requests)
     exact = np.tile(true.exact, (1, draws))
     # A drawn walk ends where the captured output ended, an exact one where it ends.
     counts = np.where(exact[..., None], np.tile(true.counts, (1, draws, 1)), walks.counts)
     counts[..., LEFT] = np.tile(true.counts[..., LEFT], (1, draws))
     spent = np.where(exact, np.tile(true.spent, (1, draws)), walks.spent)
-    histogram = walks.histogram + draws * _beyond(graph, grid, true)
-    return Draws(true, Walks(counts, spent, walks.edge, histogram))
+    return Walks(counts, spent, walks.edge, walks.histogram + draws * _beyond(graph, grid, true))
+
+
+def mean_walks(
+    graph: Graph, grid: Grid, true: Walks, *, draws: int = DRAWS, seed: int = SEED, device: str = "auto",
+    threads: int = 0,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:  # fmt: skip
+    """Average walks over draws, where they leave the trace; elsewhere they are the true ones.
+
+    Parameters
+    ----------
+    graph, grid, true, device, threads
+        As for :func:`drawn_walks`.
+    draws, seed : int
+        As for :func:`pooled_graph`. No more than one draw is in memory.
+
+    Returns
+    -------
+    counts : float64 (n, R, NUM_COUNTS)
+    spent : float64 (n, R)
+    """
+    counts, spent = np.zeros(true.counts.shape, np.int64), np.zeros(true.spent.shape)
+    rng = np.random.default_rng(seed)
+    for _ in range(draws if not true.exact.all() else 0):
+        walks = walk_grid(pooled_graph(graph, 1, rng), grid, off_trace="aligned", device=device, threads=threads)
+        counts += walks.counts
+        spent += walks.spent
+    exact = true.exact
+    return np.where(exact[..., None], true.counts, counts / draws), np.where(exact, true.spent, spent / draws)
 
 
 def _beyond(graph: Graph, grid: Grid, true: Walks) -> npt.NDArray[np.int64]:
@@ -211,6 +211,6 @@ def estimate(graph: Graph, grid: Grid, name: str, *, seed: int = SEED) -> npt.ND
     if off_trace_mode(name, list(ESTIMATORS)).has_walks:
         counts = walk_grid(graph, grid, off_trace=name).counts.astype(np.float64)
     else:
-        counts = draw_walks(graph, grid, pooled=pooled_graph(graph, seed=seed)).mean_counts()
+        counts, _ = mean_walks(graph, grid, walk_grid(graph, grid), seed=seed)
     picked = counts[..., [STEPS, ACCEPTED, TOKENS]]
     return np.concatenate([picked, np.ones((*picked.shape[:2], 1))], axis=2)

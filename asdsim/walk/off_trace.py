@@ -45,7 +45,7 @@ class OffTrace:
         return self.code is not None
 
 
-_ESTIMATES = "estimates; an interval does not hold their error, which asdsim fidelity measures on a covered trace"
+_ESTIMATES = "estimates; asdsim fidelity measures on a covered trace how far off they are"
 
 OFF_TRACE = {
     mode.name: mode

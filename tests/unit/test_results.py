@@ -20,8 +20,8 @@ from asdsim.trace.graph import build_graph
 from asdsim.trace.manifest import Manifest
 from asdsim.trace.writer import TraceWriter
 from asdsim.walk.demand import demand_of
-from asdsim.walk.estimate import draw_walks
-from asdsim.walk.request import ACCEPTED, STEPS, TOKENS
+from asdsim.walk.estimate import drawn_walks, mean_walks, pooled_graph
+from asdsim.walk.request import ACCEPTED, LEFT, STEPS, TOKENS
 from asdsim.walk.sweep import sweep_graph, walk_grid
 from tests.support.toymodels import ToyDrafter, ToyTarget
 
@@ -138,15 +138,18 @@ def test_a_baseline_that_accepts_ties_says_so(loose) -> None:
 def test_draws_are_averaged_as_everywhere_and_exact_walks_are_themselves(loose) -> None:
     graph = build_graph(asdsim.load(loose[0]))
     grid = Grid.product([0, 0.5, 2, math.inf], [0.25, 2], [1, 2])
-    draws, true = draw_walks(graph, grid), walk_grid(graph, grid)
+    true = walk_grid(graph, grid)
+    drawn = drawn_walks(graph, pooled_graph(graph), grid, true, device="cpu", threads=1)
+    counts, spent = mean_walks(graph, grid, true)
     assert 0 < true.exact.sum() < true.exact.size
-    counts, spent = draws.mean_counts(), draws.mean_spent()
     assert np.array_equal(counts[true.exact], true.counts[true.exact])
     assert np.array_equal(spent[true.exact], true.spent[true.exact])
+    by_draw = drawn.counts.reshape(len(grid), -1, *true.counts.shape[1:])
+    assert np.array_equal(counts[..., :LEFT], by_draw.mean(axis=1)[..., :LEFT]) and by_draw.shape[1] == 32
     # Each draw's steps are in the histogram once, whether it went on or was exact.
-    assert np.array_equal(draws.drawn.histogram.sum(axis=1), draws.drawn.counts[..., STEPS].sum(axis=1))
-    accepted = draws.drawn.histogram @ np.arange(draws.drawn.histogram.shape[1])
-    assert np.array_equal(accepted, draws.drawn.counts[..., ACCEPTED].sum(axis=1))
+    assert np.array_equal(drawn.histogram.sum(axis=1), drawn.counts[..., STEPS].sum(axis=1))
+    accepted = drawn.histogram @ np.arange(drawn.histogram.shape[1])
+    assert np.array_equal(accepted, drawn.counts[..., ACCEPTED].sum(axis=1))
     frame = asdsim.replay(loose[0], B=[0, 0.5, 2, math.inf], g=[0.25, 2], M=[1, 2], off_trace="pooled").frame()
     length = counts[..., TOKENS].sum(axis=1) / counts[..., STEPS].sum(axis=1)
     assert np.allclose(frame["mean_acceptance_length"], length, rtol=1e-12)
