@@ -27,9 +27,9 @@ def summarise(trace: Trace) -> dict[str, Any]:
     """
     manifest = trace.manifest
     path = trace.column("steps", "wave") == 0
-    reach, open_end, _ = reachable_drafts(trace)
+    reach = reachable_drafts(trace)
     accepted = strict_accepted(trace, reach)
-    tokens = accepted + ((accepted < reach) | open_end)
+    tokens = accepted + ((accepted < reach.drafts) | reach.open_end)
     drafted = np.diff(trace.pos_ptr) - 1
     rows = {table: getattr(trace, table).num_rows for table in TABLES}
     size = {table: sum(shard.bytes for shard in manifest.shards_of(table)) for table in TABLES}
@@ -45,7 +45,7 @@ def summarise(trace: Trace) -> dict[str, Any]:
         for name in dict.fromkeys(task.tolist())
     }
 
-    first = np.flatnonzero(path & (accepted < reach))
+    first = np.flatnonzero(path & (accepted < reach.drafts))
     regret, forbidden = _regrets(trace, trace.pos_ptr[first] + accepted[first])
     draft, argmax = trace.column("positions", "draft_id"), trace.column("positions", "argmax_id")
     top = trace.column("positions", "top_logits")

@@ -288,9 +288,7 @@ def _margins(blocks: _Blocks, edges: _Edges) -> Float64:
     return out
 
 
-def _link(
-    trace: StepTables, requests: list[RequestRecord], blocks: _Blocks, edges: _Edges
-) -> tuple[Int32, Int32]:
+def _link(trace: StepTables, requests: list[RequestRecord], blocks: _Blocks, edges: _Edges) -> tuple[Int32, Int32]:
     """Return (edge_next, root): an edge leads to the step that stands on the prefix it commits."""
     edge_next = np.full(len(edges.step), MISSING, np.int32)
     root = np.full(len(requests), END, np.int32)
