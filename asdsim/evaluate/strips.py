@@ -12,8 +12,8 @@ from ..records import StepTables
 from ..rules.asd import BUDGET, CAP, GATE
 from ..rules.settings import Policy
 from ..trace.graph import END, MISSING, Graph
+from ..trace.tokens import first_difference
 from ..walk.path import Visit, visits
-from .outputs import first_difference
 
 if TYPE_CHECKING:
     import polars as pl
@@ -223,7 +223,7 @@ def _reason(graph: Graph, policy: Policy, visit: Visit, refused: int) -> tuple[s
         name = "gate" if policy.layout.rule == "asd" else policy.layout.rule
         return name, float(graph.mm_score[refused]) - policy.gate
     if visit.verdict == BUDGET:
-        before = 0.0 if policy.semantics.endswith(":block") else visit.spent
+        before = 0.0 if policy.ledger == "block" else visit.spent
         return "budget", before + visit.charge + float(graph.mm_charge[refused]) - policy.budget
     return "cap", visit.relaxed + 1 - policy.cap
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import html
 import io
-import json
-import math
 import os
 import platform
 import re
@@ -22,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .. import __version__
 from ..errors import AsdsimError
+from ..files import dump_json, plain, write_atomically
 
 PROVENANCE_VERSION = 1
+DIGITS = 6
+"""Of numbers in the JSON file beside a figure."""
 
 FILLS = ("#000000", "#0072B2", "#E69F00", "#F0E442")
 LINES = ("#000000", "#0072B2", "#D55E00", "#56B4E9")
@@ -121,21 +121,19 @@ def save(
     """
     base = Path(stem)
     paths = [base.with_name(base.name + suffix) for suffix in (".svg", ".png", ".json")]
-    text = json.dumps(_plain({**record, "figure": base.name, "data": data or {}}), indent=1, ensure_ascii=False) + "\n"
+    text = (
+        dump_json({**record, "figure": base.name, "data": rounded(plain(data or {}))}, indent=1, ascii_only=False)
+        + "\n"
+    )
     text = re.sub(
         r"\[\n[^\[\]{}]*\]", lambda flat: re.sub(r"\n\s*", " ", flat[0]), text
     )  # a list of numbers on one line
     with styled():
-        content = [_drawn(figure, "svg"), _drawn(figure, "png"), text.encode()]
+        files = [_drawn(figure, "svg"), _drawn(figure, "png"), text.encode()]
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
-        for path, octets in zip(paths, content, strict=True):
-            rest = path.with_name(path.name + ".tmp")
-            try:
-                rest.write_bytes(octets)
-                rest.replace(path)
-            finally:
-                rest.unlink(missing_ok=True)
+        for path, octets in zip(paths, files, strict=True):
+            write_atomically(path, octets)
     except OSError as error:
         raise AsdsimError(
             f"cannot write: {error.strerror or error}", where=str(base), fix="choose another folder with -o"
@@ -189,16 +187,10 @@ def _drawn(figure: Figure, kind: str) -> bytes:
     return stream.getvalue()
 
 
-def _plain(value: Any) -> Any:
-    """Return JSON-ready numbers: arrays as lists, infinities as text, NaN as null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
+def rounded(value: Any) -> Any:
+    """Return plain values with numbers of :data:`DIGITS` digits: the last ones differ from machine to machine."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    return value
+        return [rounded(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

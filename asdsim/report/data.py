@@ -6,7 +6,6 @@ request once, and for each (setting, request) the number of its walk.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from ..errors import UsageError
 from ..evaluate.scorers import TaskScorer, given_answer, make_scorer
 from ..evaluate.strips import is_strict, name_of
 from ..rules.asd import BUDGET, CAP, GATE
-from ..rules.settings import STRICT, Grid, Policy
+from ..rules.settings import Policy
 from ..trace.graph import END, MISSING, Graph
 from ..trace.vocabulary import Vocabulary, occurring_ids
 from ..walk.path import Path, visits
@@ -103,7 +102,7 @@ def settings_of(results: Sequence[Result], cost: CostModel | None, scorer: TaskS
                 {
                     "name": name_of(policy), "rule": result.grid.layout.rule, "layout": number,
                     "strict": is_strict(policy), "B": policy.budget, "g": policy.gate, "M": policy.cap,
-                    "semantics": result.grid.semantics, "exact": row["exact_share"],
+                    "semantics": result.grid.semantics, "ledger": result.grid.ledger, "exact": row["exact_share"],
                     "steps": frame[n]["num_spec_steps"], "tokens": frame[n]["completion_tokens"],
                     "relaxed": frame[n]["relaxed_tokens"], "spent_max": frame[n]["regret_spent_max"],
                     "figures": figures, "result": number, "row": n,
@@ -216,7 +215,7 @@ def collect(
     if not settings:
         raise UsageError("no setting to report", where=str(trace.path))
     if not settings[0]["strict"]:  # the page compares with strict matching, whether it was asked for or not
-        strict = Grid.of([STRICT.with_semantics(results[0].grid.semantics)])
+        strict = results[0].grid.strict
         settings.insert(0, {**settings[0], "name": "strict", "strict": True, "B": 0.0, "g": 0.0, "M": 0.0,
                             "figures": {}, "exact": 1.0, "row": -1, "relaxed": 0, "spent_max": 0.0, "steps": None,
                             "tokens": None, "policy": strict.policy(0)})  # fmt: skip
@@ -303,14 +302,3 @@ def _texts(vocabulary: Vocabulary, words: npt.NDArray[np.int32]) -> tuple[list[A
         if vocabulary.special[row]:
             special.append(number)
     return texts, special
-
-
-def finite(value: Any) -> Any:
-    """Return plain values for JSON: ``"inf"`` for an infinity, None for NaN."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value

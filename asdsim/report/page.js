@@ -19,11 +19,11 @@
   let sort = { key: "", down: true }, settingOrder = [], requestOrder = [];
 
   // --- text: everything from outside becomes text nodes, and what is not seen becomes an escape
-  const HIDDEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}]/gu;
+  const HIDDEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}]|(?! )\p{Zs}/gu;
   const NAMED = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
   const escape = (text, keep = "") => text.replace(HIDDEN, (sign) => {
     if (keep.includes(sign)) return sign;
-    const code = sign.codePointAt(0), hex = code.toString(16).toUpperCase();
+    const code = sign.codePointAt(0), hex = code.toString(16);
     return NAMED[sign] || (code < 256 ? "\\x" + hex.padStart(2, "0") : code < 65536 ? "\\u" + hex.padStart(4, "0") : "\\U" + hex.padStart(8, "0"));
   });
   const pieceOf = (word) => {
@@ -132,7 +132,7 @@
       if (entry.rule !== "asd" && Number.isFinite(refused.score)) text += `: ${refused.score.toPrecision(3)} > ${g}`;
     }
     if (step.ended === "budget") {
-      const before = entry.semantics.endsWith(":block") ? 0 : step.spent;
+      const before = entry.ledger === "block" ? 0 : step.spent;
       text = `budget: ${B} exceeded by ${(before + step.paid + refused.regret - B).toFixed(2)}`;
     }
     if (step.ended === "cap") text = `cap: more than ${entry.M}`;

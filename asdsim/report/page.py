@@ -20,8 +20,9 @@ import numpy as np
 
 from ..errors import AsdsimError, UsageError
 from ..evaluate.figures import FIGURES
+from ..files import plain, write_atomically
 from ..rules.settings import Policy
-from .data import ENDED, FINAL, GAP_UNIT, Content, collect, finite
+from .data import ENDED, FINAL, GAP_UNIT, Content, collect
 
 if TYPE_CHECKING:
     from ..evaluate.cost import CostModel
@@ -128,11 +129,9 @@ def write_report(
 
 
 def _write(path: Path, text: str) -> None:
-    from ..trace.writer import write_atomically
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
+        write_atomically(path, text)
     except OSError as error:
         raise AsdsimError(
             f"cannot write: {error.strerror or error}", where=str(path), fix="name another file"
@@ -316,7 +315,7 @@ def packed(content: Content) -> tuple[dict[str, list[Any]], str]:
 
 def island(value: Any) -> str:
     """Return JSON that no HTML parser can read as markup, and no script engine as a line end."""
-    text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text

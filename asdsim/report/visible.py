@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 
-HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Unicode categories that show as an escape: controls, formats (bidirectional marks, joiners), surrogates, unassigned
-and private characters, line and paragraph separators."""
+from ..files import shown
 
 
 def escaped(text: str, *, keep: str = "") -> str:
-    """Return a text in which every character that is not seen shows as ``\\n``, ``\\x1B`` or ``\\u2028``.
-
-    Parameters
-    ----------
-    text : str
-    keep : str
-        Characters to leave alone, for example a newline.
-    """
-    return "".join(sign if sign in keep or unicodedata.category(sign) not in HIDDEN else _escape(sign) for sign in text)
-
-
-def _escape(sign: str) -> str:
-    named = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(sign)
-    code = ord(sign)
-    return named or (f"\\x{code:02X}" if code < 0x100 else f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}")
+    """Return a text in which every character that is not seen shows as an escape, all but those to ``keep``."""
+    return "".join(sign if sign in keep else shown(sign) for sign in text)
 
 
 def shown_token(text: str, blank: str = "·") -> str:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
+from ..files import write_atomically
 from .manifest import VOCABULARY, Manifest
 from .tables import to_numpy
 
@@ -126,16 +127,16 @@ def occurring_ids(columns: Sequence[npt.NDArray[np.integer]]) -> npt.NDArray[np.
 
 
 def stored_ids(folder: Path, manifest: Manifest) -> npt.NDArray[np.int32]:
-    """Return every token id that the shards of a trace hold, one shard in memory at a time."""
+    """Return every token id that the shards of a trace hold, a part of one shard in memory at a time."""
     from .reader import read_shard
 
     arrays: list[npt.NDArray[np.integer]] = []
     for shard in manifest.shards_of("positions"):
-        rows = read_shard(folder, shard, manifest.top_k, verify=False)
-        arrays.append(occurring_ids([to_numpy(rows[name]) for name in ("draft_id", "argmax_id", "top_ids")]))
+        for part in read_shard(folder, shard, manifest.top_k, verify=False):
+            arrays.append(occurring_ids([to_numpy(part.table[name]) for name in ("draft_id", "argmax_id", "top_ids")]))
     for shard in manifest.shards_of("requests"):
-        rows = read_shard(folder, shard, manifest.top_k, verify=False)
-        arrays.append(occurring_ids([np.concatenate([*to_numpy(rows["prompt_ids"]), [-1]])]))
+        for part in read_shard(folder, shard, manifest.top_k, verify=False):
+            arrays.append(occurring_ids([np.concatenate([*to_numpy(part.table["prompt_ids"]), [-1]])]))
     return occurring_ids(arrays)
 
 
@@ -182,8 +183,6 @@ def store_vocabulary(writer: TraceWriter, vocabulary: Vocabulary) -> None:
     TraceError
         If the disk is full or cannot be written.
     """
-    from .writer import write_atomically
-
     columns = [
         pa.array(vocabulary.ids, pa.int32()), pa.array(vocabulary.pieces, pa.binary()),
         pa.array(vocabulary.special, pa.bool_()),

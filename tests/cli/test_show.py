@@ -108,13 +108,13 @@ def test_a_hostile_prompt_is_only_text(hostile: Path, capsys: pytest.CaptureFixt
     assert code == 0
     bad = {sign for sign in out if unicodedata.category(sign) in ("Cc", "Cf", "Zl", "Zp")} - {"\n"}
     assert not bad
-    assert "\\x1B[2J" in out and "\\u202E" in out and "\\u2028" in out
+    assert "\\x1b[2J" in out and "\\u202e" in out and "\\u2028" in out
     assert max(map(width, out.splitlines())) <= 80 + 70  # a single token may be longer than a line
     assert run(capsys, "show", hostile, *SETTING, "--request", 0, "--json")[0] == 0
 
 
 def test_escapes_and_widths() -> None:
-    assert escaped("a\x1b[1m\n\u2028\u200d") == "a\\x1B[1m\\n\\u2028\\u200D"
+    assert escaped("a\x1b[1m\n\u2028\u200d") == "a\\x1b[1m\\n\\u2028\\u200d"
     assert escaped("a\nb", keep="\n") == "a\nb"
     assert shown_token("  a b ") == "··a b·"
     assert shown_token("  ", "_") == "__"
