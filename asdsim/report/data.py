@@ -214,15 +214,10 @@ def collect(
     settings = settings_of(results, cost, scorer if any(scorer.names) else None)
     if not settings:
         raise UsageError("no setting to report", where=str(trace.path))
-    if not settings[0]["strict"]:  # the page compares with strict matching, whether it was asked for or not
-        strict = results[0].grid.strict
-        settings.insert(0, {**settings[0], "name": "strict", "strict": True, "B": 0.0, "g": 0.0, "M": 0.0,
-                            "figures": {}, "exact": 1.0, "row": -1, "relaxed": 0, "spent_max": 0.0, "steps": None,
-                            "tokens": None, "policy": strict.policy(0)})  # fmt: skip
     walks = _Walks(trace, results, scorer, vocabulary)
     table = np.zeros((len(settings), len(requests)), np.uint32)
     for n, entry in enumerate(settings):
-        policy = entry.pop("policy", None) or results[entry["result"]].grid.policy(entry["row"])
+        policy = results[entry["result"]].grid.policy(entry["row"])
         for column, request in enumerate(requests):
             table[n, column] = walks.add(entry["result"], policy, request)
     columns, words = _columns(trace, results, walks)

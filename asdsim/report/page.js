@@ -255,8 +255,8 @@
 
   // --- one request
   let steps = [];
-  const tokenNode = (token, tag) => make(tag, { class: "t " + token.kind, type: tag === "button" ? "button" : null },
-    make("b", { "aria-hidden": "true", text: SIGN[token.kind] }), shown(token.word) + (token.kind === "relaxed" ? `[${shown(token.choice)}]` : ""));
+  const tokenNode = (token, tag) => make(tag, { class: "t " + token.kind, type: tag === "button" ? "button" : null, "data-sign": SIGN[token.kind] },
+    shown(token.word) + (token.kind === "relaxed" ? `[${shown(token.choice)}]` : ""));
   const outputNodes = (list, from) => {
     const nodes = [];
     let at = 0;
@@ -299,7 +299,7 @@
         node.dataset.token = t;
         node.tabIndex = -1;
         const more = token.kind === "relaxed" ? `, the target chose ${shown(token.choice)}, regret ${token.regret.toFixed(2)}` : "";
-        node.setAttribute("aria-label", `${SHORT[token.kind]}: ${shown(token.word)}${more}`);
+        node.setAttribute("aria-label", `${node.lastChild.textContent}, ${SHORT[token.kind]}${more}`);
         return node;
       });
       rows.push(make("li", { class: "step" + (step.id === state.step ? " chosen" : ""), "data-step": n },
@@ -441,7 +441,7 @@
     $("risk").append(...risks.map((figure) => make("option", { value: figure.name, text: figure.head })));
     $("task").append(make("option", { value: "", text: "all" }), ...[...new Set(D.requests.map((request) => request.task))].map((task) => make("option", { value: task, text: escape(task) })));
     $("against").append(...D.settings.map((entry, n) => make("option", { value: n, text: entry.name })));
-    $("legend").append(...Object.keys(SIGN).map((kind) => make("li", {}, make("span", { class: "t " + kind, title: WORDS[kind] }, make("b", { text: SIGN[kind] }), SHORT[kind] + (kind === "relaxed" ? "[target's]" : "")))));
+    $("legend").append(...Object.keys(SIGN).map((kind) => make("li", {}, make("span", { class: "t " + kind, title: WORDS[kind], "data-sign": SIGN[kind] }, SHORT[kind] + (kind === "relaxed" ? "[target's]" : "")))));
     $("definitions").append(...D.figures.flatMap((figure) => [make("dt", { text: figure.head }), make("dd", { text: figure.meaning })]),
       make("dt", { text: "exact" }), make("dd", { text: "share of requests whose walk met recorded steps only; a setting below 1 is no result" }),
       make("dt", { text: "captured, covered, estimated" }), make("dd", { text: "met while the trace was recorded; added by asdsim cover; a guess behind the recorded steps" }));

@@ -20,7 +20,9 @@ import numpy as np
 
 from ..errors import AsdsimError, UsageError
 from ..evaluate.figures import FIGURES
+from ..evaluate.strips import is_strict
 from ..files import plain, write_atomically
+from ..result import replay_grid
 from ..rules.settings import Policy
 from .data import ENDED, FINAL, GAP_UNIT, Content, collect
 
@@ -110,6 +112,9 @@ def write_report(
     number = len(trace.request_ids())
     if number == 0:
         raise UsageError("the trace has no request", where=str(trace.path))
+    if not any(is_strict(result.grid.policy(n)) for result in results for n in range(len(result))):
+        strict = replay_grid(trace, results[0].grid.strict)  # which all others are compared with
+        results = [*results, strict]
     figures = drawn_figures(results, note)
     kept = number
     while True:
