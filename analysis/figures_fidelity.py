@@ -34,7 +34,7 @@ def main() -> None:
     for name in TRACES:
         trace = load(name)
         found = measure(trace, GRID)
-        source = {"trace": name, "manifest_checksum": trace.manifest.checksum}
+        source = {"trace": name, "manifest_checksum": trace.manifest.checksum, "subject": trace.subject}
         stem = folder / Path(name).name
         for path in save(
             plots_exact.fidelity_errors(found.settings), stem, provenance(COMMAND, source=source),

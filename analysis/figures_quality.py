@@ -43,7 +43,10 @@ def main() -> None:
     os.chdir(ROOT)  # so that files name the trace by its path in the repository
     trace = asdsim.load(TRACE)
     graph = build_graph(trace)
-    source = {"trace": str(TRACE), "manifest_checksum": trace.manifest.checksum, "resamples": stats.RESAMPLES}
+    source = {
+        "trace": str(TRACE), "manifest_checksum": trace.manifest.checksum, "subject": trace.subject,
+        "resamples": stats.RESAMPLES,
+    }  # fmt: skip
     record = provenance(COMMAND, source=source)
     weights = stats.resample_weights(graph.num_requests)
     paths = []

@@ -26,7 +26,8 @@ def main() -> None:
     """Draw one figure per kind of risk."""
     os.chdir(ROOT)
     trace = load(TRACE)
-    record = provenance(COMMAND, source={"trace": TRACE, "manifest_checksum": trace.manifest.checksum})
+    source = {"trace": TRACE, "manifest_checksum": trace.manifest.checksum, "subject": trace.subject}
+    record = provenance(COMMAND, source=source)
     for risk, level in LEVELS:
         found = compare(trace, ["asd", *NAMES], risk=risk, level=level)
         title = f"Rules at {RISKS[risk].partition(',')[0]} <= {level:g}"

@@ -73,7 +73,8 @@ def main() -> None:
     os.chdir(ROOT)
     found = {folder: count(Path(folder)) for folder in ("traces/smollm2-layerskip-wide", "traces/smollm2-lookup")}
     figure = plots_exact.steps_by_settings(found)
-    record = provenance(COMMAND, source={"traces": list(found)})
+    subject = "; ".join(load(folder).subject for folder in found)
+    record = provenance(COMMAND, source={"traces": list(found), "subject": subject})
     for path in save(figure, Path("figures/steps-by-settings"), record, found):
         print(path)
     for folder, rows in found.items():

@@ -333,6 +333,7 @@ class Result:
             "asdsim": __version__,
             "trace": str(self.trace.path),
             "manifest_checksum": self.trace.manifest.checksum,
+            "subject": self.trace.subject,
             "off_trace": self.off_trace,
             "rule": self.grid.layout.rule,
             "semantics": self.grid.semantics,

@@ -54,8 +54,9 @@ def command(
     from ..studies.compare import RISKS, compare
 
     rules = [name.strip() for name in names.split(",")] if names is not None else ["asd", *NAMES]
+    source = api.load(trace)
     found = compare(
-        api.load(trace), rules, risk=risk, level=level, draft_cost=draft_cost, off_trace=off_trace, device=device,
+        source, rules, risk=risk, level=level, draft_cost=draft_cost, off_trace=off_trace, device=device,
         threads=threads, seed=seed,
     )  # fmt: skip
     title = "published settings" if level is None else f"{RISKS[risk].partition(',')[0]} <= {level:g}"
@@ -64,7 +65,7 @@ def command(
         from ..plots.style import provenance, save
 
         words = f"asdsim compare {trace}" + ("" if level is None else f" --risk {risk} --level {level:g}")
-        record = provenance(f"{words} -o {output}", source={"trace": str(trace)})
+        record = provenance(f"{words} -o {output}", source={"trace": str(trace), "subject": source.subject})
         for path in save(compared_rules(found.rows, f"Rules at {title}", off_trace), output / "compare", record,
                                {"rows": found.rows}):  # fmt: skip
             note(f"wrote {path}")

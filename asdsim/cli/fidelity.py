@@ -72,6 +72,7 @@ def command(
         from ..plots import exact as plots_exact
         from ..plots.style import provenance, save
 
-        record = provenance(f"asdsim fidelity {trace} -o {output}", source={"trace": str(trace)})
+        made_from = {"trace": str(trace), "subject": source.subject}
+        record = provenance(f"asdsim fidelity {trace} -o {output}", source=made_from)
         for path in save(plots_exact.fidelity_errors(found.settings), output / "fidelity", record):
             note(f"wrote {path}")

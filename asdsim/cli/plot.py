@@ -84,7 +84,8 @@ def plot_sweep(source: Path, output: Path, axes: dict[str, list[float]], command
             f"it holds rule {', '.join(sorted(others))}, and these figures are over B, g and M",
             where=str(source), fix="use asdsim compare TRACE -o DIR for a figure of several rules",
         )  # fmt: skip
-    record = provenance(command_line, source={"sweep": source.name, **made_from})
+    subject = str(made_from.get("subject", source.name))
+    record = provenance(command_line, source={"sweep": source.name, **made_from}, subject=subject)
     return draw_all(select(frame, **axes), output, record, note=note)
 
 

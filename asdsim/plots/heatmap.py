@@ -53,7 +53,9 @@ def acceptance_heatmap(frame: pl.DataFrame) -> Figure:
         row["mean_acceptance_length"] for row in rows if finite(row["mean_acceptance_length"]) and not _partial(row)
     ]
     scale = whole or lengths
-    norm = Normalize(min(scale), max(max(scale), min(scale) + 1e-9))
+    lowest, highest = min(scale), max(scale)
+    # One value has no scale: its cells get a colour from the middle and no bar.
+    norm = Normalize(lowest, highest) if lowest < highest else Normalize(lowest - 0.5, highest + 0.5)
     across = min(len(caps), 3)
     down = math.ceil(len(caps) / across)
     # Numbers go into the cells while they can be read; a panel grows with its grid up to the width of a page.
@@ -81,7 +83,7 @@ def acceptance_heatmap(frame: pl.DataFrame) -> Figure:
                 axes.set_xlabel("budget B (logits per request)")
                 axes.tick_params(labelbottom=True)
         assert image is not None
-        if whole:
+        if whole and lowest < highest:
             bar = figure.colorbar(image, ax=panels, pad=0.02, shrink=0.9)
             bar.set_label("tokens per step")
             bar.ax.yaxis.set_major_locator(MaxNLocator(6))

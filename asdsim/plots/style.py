@@ -31,8 +31,11 @@ PROVENANCE_VERSION = 1
 DIGITS = 6
 """Of numbers in the JSON file beside a figure."""
 
-FILLS = ("#000000", "#0072B2", "#E69F00", "#F0E442")
-LINES = ("#000000", "#0072B2", "#D55E00", "#56B4E9")
+ASD = "#D55E00"
+"""Of ASD beside other rules; nothing else is orange."""
+
+FILLS = ("#000000", "#0072B2", "#009E73", "#F0E442")
+LINES = ("#000000", "#0072B2", "#009E73", "#56B4E9")
 MARKERS = ("o", "s", "^", "D")
 DASHES = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 GREY = "#767676"
@@ -81,13 +84,17 @@ def legend_below(figure: Figure, axes: Axes, note: str | None, mark: str = "hatc
     )  # fmt: skip
 
 
-def provenance(command: str, *, source: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return what a figure came from: command, software versions, and the caller's words on the source."""
+def provenance(command: str, *, source: Mapping[str, Any] | None = None, subject: str = "") -> dict[str, Any]:
+    """Return what a figure came from: command, software versions, and the caller's words on the source.
+
+    ``subject`` is what the figure stands for, see :attr:`asdsim.trace.stored.Trace.subject`; by default the source's.
+    """
     versions = {"python": platform.python_version(), "asdsim": __version__}
     versions.update({name: metadata.version(name) for name in ("matplotlib", "numpy", "polars")})
     return {
         "schema_version": PROVENANCE_VERSION,
         "command": command,
+        "subject": subject or (source or {}).get("subject", ""),
         "software": versions,
         "source": dict(source or {}),
     }
@@ -105,9 +112,10 @@ def save(
     stem : path
         Path without suffix; missing folders are made.
     record : mapping
-        From :func:`provenance`.
+        From :func:`provenance`; the figure names its subject.
     data : mapping, optional
-        The plotted numbers, plain lists and scalars. Infinities are written as ``"inf"``, NaN as null.
+        The plotted numbers, plain lists and scalars, of which :data:`DIGITS` digits are written: infinities as
+        ``"inf"``, NaN as null.
 
     Returns
     -------
@@ -121,13 +129,12 @@ def save(
     """
     base = Path(stem)
     paths = [base.with_name(base.name + suffix) for suffix in (".svg", ".png", ".json")]
-    text = (
-        dump_json({**record, "figure": base.name, "data": rounded(plain(data or {}))}, indent=1, ascii_only=False)
-        + "\n"
-    )
+    content = {**record, "figure": base.name, "data": rounded(plain(data or {}))}
+    text = dump_json(content, indent=1, ascii_only=False) + "\n"
     text = re.sub(
         r"\[\n[^\[\]{}]*\]", lambda flat: re.sub(r"\n\s*", " ", flat[0]), text
     )  # a list of numbers on one line
+    name_subject(figure, record.get("subject", ""))
     with styled():
         files = [_drawn(figure, "svg"), _drawn(figure, "png"), text.encode()]
     try:
@@ -139,6 +146,12 @@ def save(
             f"cannot write: {error.strerror or error}", where=str(base), fix="choose another folder with -o"
         ) from None
     return paths
+
+
+def name_subject(figure: Figure, subject: str) -> None:
+    """Write below a figure what it stands for: model, drafter, K and requests."""
+    if subject and not any(text.get_text() == subject for text in figure.texts):
+        figure.text(0.01, -0.012, subject, ha="left", va="top", fontsize=7.5, color=GREY)
 
 
 def inline_svg(figure: Figure, prefix: str, title: str) -> str:
@@ -183,7 +196,13 @@ def _attributes(found: re.Match[str]) -> str:
 def _drawn(figure: Figure, kind: str) -> bytes:
     stream = io.BytesIO()
     # No date and no version in the files: a redraw of the same data changes no byte.
-    figure.savefig(stream, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    figure.savefig(
+        stream,
+        format=kind,
+        dpi=160,
+        bbox_inches="tight",
+        metadata={"Date": None} if kind == "svg" else {"Software": None},
+    )
     return stream.getvalue()
 
 

@@ -75,6 +75,13 @@ class Trace:
             self._columns[key] = values
         return self._columns[key]
 
+    @property
+    def subject(self) -> str:
+        """What figures of this trace stand for, in one line: target, drafter, K and requests."""
+        target, drafter = (str(model.get("name", "?")) for model in (self.manifest.target, self.manifest.drafter))
+        number = self.requests.num_rows
+        return f"{target}, drafter {drafter}, K = {self.manifest.K}, {number} request{'' if number == 1 else 's'}"
+
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
         """Text of the token ids that occur; None where the trace has none."""

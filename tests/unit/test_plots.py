@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import numpy as np
 import polars as pl
@@ -17,7 +18,7 @@ from asdsim.plots.all import draw_all
 from asdsim.plots.heatmap import acceptance_heatmap
 from asdsim.plots.regret import _cumulative, accepted_mismatches, mismatch_groups, regret_distribution
 from asdsim.plots.rows import OFF_TRACE_NOTE, focus, pick_settings, select
-from asdsim.plots.style import NO_COLOUR, provenance, save
+from asdsim.plots.style import NO_COLOUR, inline_svg, provenance, save
 from asdsim.rules.settings import Policy
 from asdsim.trace.graph import END, MISSING, Graph
 
@@ -296,3 +297,40 @@ def test_draw_all_leaves_out_what_the_data_do_not_allow(tmp_path) -> None:
     paths = draw_all(pl.DataFrame([row(2, 1, 1, [1, 1])]), tmp_path, provenance("x"), note=said.append)
     assert {path.stem for path in paths} == {"acceptance-length", "acceptance-by-position"}
     assert said == ["no heat map: it needs more than one B or g"]
+
+
+def test_a_heatmap_of_one_value_has_no_scale() -> None:
+    figure = acceptance_heatmap(pl.DataFrame([row(B, 1, 1, [1, 1]) for B in (0, 1)]))
+    (axes,) = figure.axes  # no colour bar, so no offset such as 1e-9+1.5 beside it
+    assert axes.images[0].get_clim() == (1.0, 2.0)
+    assert [text.get_text() for text in axes.texts] == ["1.50", "1.50"]
+
+
+def test_a_figure_names_what_it_stands_for_and_holds_six_digits(frame: pl.DataFrame, tmp_path) -> None:
+    record = provenance("x", source={"subject": "target T, drafter D, K = 7, 24 requests"})
+    figure = acceptance_heatmap(frame)
+    *_, path = save(figure, tmp_path / "map", record, {"a": [1 / 3, 1e-9 / 3], "n": 12345678})
+    assert [text.get_text() for text in figure.texts if "drafter" in text.get_text()] == [record["source"]["subject"]]
+    assert json.loads(path.read_text())["data"] == {"a": [0.333333, 3.33333e-10], "n": 12345678}
+
+
+def test_nothing_but_asd_is_orange() -> None:
+    import colorsys
+
+    from asdsim.plots.style import ASD, FILLS, LINES
+
+    def hue(colour: str) -> float:
+        red, green, blue = (int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5))
+        return 360 * colorsys.rgb_to_hsv(red, green, blue)[0]
+
+    assert 15 < hue(ASD) < 45
+    assert not [colour for colour in (*FILLS[1:], *LINES[1:]) if 15 < hue(colour) < 45]
+
+
+def test_a_figure_inside_a_page_has_no_style_and_ids_of_its_own(frame: pl.DataFrame) -> None:
+    text = inline_svg(acceptance_heatmap(frame), "map", "Acceptance <length>")
+    assert text.startswith("<svg ") and 'aria-label="Acceptance &lt;length&gt;"' in text
+    assert " style=" not in text and "<style" not in text and "<metadata" not in text
+    ids = set(re.findall(r'\bid="([^"]*)"', text))
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]*)', text))
+    assert used <= ids and all(name.startswith("map-") for name in ids)
