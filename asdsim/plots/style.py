@@ -149,9 +149,12 @@ def save(
 
 
 def name_subject(figure: Figure, subject: str) -> None:
-    """Write below a figure what it stands for: model, drafter, K and requests."""
+    """Write above a figure what it stands for: model, drafter, K and requests.
+
+    Above, since a legend outside the axes moves to the lower edge of whatever is saved.
+    """
     if subject and not any(text.get_text() == subject for text in figure.texts):
-        figure.text(0.01, -0.012, subject, ha="left", va="top", fontsize=7.5, color=GREY)
+        figure.text(0.01, 1.0, subject, ha="left", va="bottom", fontsize=7.5, color=GREY)
 
 
 def inline_svg(figure: Figure, prefix: str, title: str) -> str:

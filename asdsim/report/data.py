@@ -6,7 +6,7 @@ request once, and for each (setting, request) the number of its walk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from ..evaluate.strips import is_strict, name_of
 from ..rules.asd import BUDGET, CAP, GATE
 from ..rules.settings import Policy
 from ..trace.graph import END, MISSING, Graph
-from ..trace.vocabulary import Vocabulary, occurring_ids
+from ..trace.vocabulary import Vocabulary
 from ..walk.path import Path, visits
 
 if TYPE_CHECKING:
@@ -39,8 +39,11 @@ SHOWN = (
 )  # fmt: skip
 """Figures of the table, those that the data allow."""
 
-GAP_UNIT = 256
-"""Logits below the best one are stored in parts of 1/256."""
+GAP_UNIT = 64
+"""How far a candidate lies below the one before it is stored in parts of 1/64 logit, at most 255 of them."""
+
+LEAST = 0.001
+"""Candidates with less probability are left out."""
 
 
 @dataclass
@@ -51,9 +54,10 @@ class Columns:
     ----------
     arrays : dict of ndarray
         By name. Of steps: ``s_id``, ``s_wave``, ``s_k`` (draft tokens). Of positions, K + 1 for each step:
-        ``p_draft``, ``p_choice`` (rows of the vocabulary), ``p_regret``, ``p_top`` (probability of the best token),
-        ``score0``, ``score1`` .. (one for each layout, NaN where the draft is no mismatch), ``t_id`` and ``t_gap``
-        (top k tokens, and how far each lies below the best, 1/256 logit). Of walks: ``w_ptr``, ``w_step``, ``w_acc``,
+        ``p_draft``, ``p_choice`` (rows of the vocabulary), ``p_regret``, ``p_top`` (probability of the best, 1/65535),
+        ``score0``, ``score1`` .. (one for each layout, NaN where the draft is no mismatch), and by rank ``t_id`` and
+        ``t_gap`` (the k - 1 next tokens, and how far each lies below the one before, see ``GAP_UNIT``; 0 and 0 for one
+        that is left out, see ``LEAST``). Of walks: ``w_ptr``, ``w_step``, ``w_acc``,
         ``w_com``, ``w_end`` (``ENDED`` + 8 x ``FINAL``), ``w_spent`` (ledger after, float64). Of pairs: ``walk``
         (setting, request). Of walks again: ``w_right`` (0 not scored, 1 wrong, 2 right), ``w_answer`` (-1 for none).
     """
@@ -188,7 +192,13 @@ def _ending(graph: Graph, policy: Policy, request: int, visit: Any) -> int:
 
 
 def collect(
-    trace: Trace, results: Sequence[Result], vocabulary: Vocabulary, *, cost: CostModel | None, requests: Sequence[int]
+    trace: Trace,
+    results: Sequence[Result],
+    vocabulary: Vocabulary,
+    *,
+    cost: CostModel | None,
+    requests: Sequence[int],
+    lean: bool = False,
 ) -> Content:
     """Return the content of a page.
 
@@ -203,6 +213,8 @@ def collect(
         Predicts speed-ups; None leaves them out.
     requests : sequence of int
         Rows of the requests whose tokens the page holds; figures are always those of all.
+    lean : bool
+        Keep candidates only where the draft is not the target's choice, and behind whole blocks.
 
     Raises
     ------
@@ -220,7 +232,7 @@ def collect(
         policy = results[entry["result"]].grid.policy(entry["row"])
         for column, request in enumerate(requests):
             table[n, column] = walks.add(entry["result"], policy, request)
-    columns, words = _columns(trace, results, walks)
+    columns, words = _columns(trace, results, walks, lean)
     columns.arrays["walk"] = table.ravel()
     texts, special = _texts(vocabulary, words)
     return Content(
@@ -239,7 +251,9 @@ def collect(
     )  # fmt: skip
 
 
-def _columns(trace: Trace, results: Sequence[Result], walks: _Walks) -> tuple[Columns, npt.NDArray[np.int32]]:
+def _columns(
+    trace: Trace, results: Sequence[Result], walks: _Walks, lean: bool
+) -> tuple[Columns, npt.NDArray[np.int32]]:
     """Return the columns of steps, positions and walks, and the token ids that they name."""
     steps = np.array(list(walks.steps), np.int64)
     first, behind = trace.pos_ptr[steps], trace.pos_ptr[steps + 1]
@@ -247,14 +261,14 @@ def _columns(trace: Trace, results: Sequence[Result], walks: _Walks) -> tuple[Co
     rows = np.repeat(first - np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes) + np.arange(sizes.sum())
     draft, choice, top = (trace.column("positions", name)[rows] for name in ("draft_id", "argmax_id", "top_ids"))
     logits = trace.column("positions", "top_logits")[rows].astype(np.float64)
-    words = occurring_ids([draft, choice, top])
-    kind = np.uint16 if len(words) < 1 << 16 else np.uint32
-
-    def numbered(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return np.searchsorted(words, np.maximum(ids, words[0])).astype(kind)
-
     best = logits[:, 0] if logits.shape[1] else np.zeros(len(rows))
-    gaps = np.rint((best[:, None] - logits) * GAP_UNIT)
+    share = np.exp(logits - trace.column("positions", "logsumexp")[rows].astype(np.float64)[:, None])
+    shown = share[:, 1:] >= LEAST
+    if lean:
+        shown &= (draft != choice)[:, None]
+    words, numbered = _numbering([draft, choice, top[:, 1:][shown]])
+    below = np.rint((best[:, None] - logits) * GAP_UNIT)
+    gaps = np.clip(np.diff(below, axis=1), 0, 255).astype(np.uint8)
     arrays: dict[str, npt.NDArray[Any]] = {
         "s_id": trace.column("steps", "step_id")[steps].astype(np.uint32),
         "s_wave": trace.column("steps", "wave")[steps].astype(np.uint16),
@@ -262,9 +276,9 @@ def _columns(trace: Trace, results: Sequence[Result], walks: _Walks) -> tuple[Co
         "p_draft": numbered(draft),
         "p_choice": numbered(choice),
         "p_regret": (best - trace.column("positions", "draft_logit")[rows].astype(np.float64)).astype(np.float32),
-        "p_top": np.exp(best - trace.column("positions", "logsumexp")[rows].astype(np.float64)).astype(np.float32),
-        "t_id": numbered(top).ravel(),
-        "t_gap": np.minimum(gaps, np.iinfo(np.uint16).max).astype(np.uint16).ravel(),
+        "p_top": np.rint(share[:, :1].max(axis=1, initial=0.0).clip(0.0, 1.0) * 65535).astype(np.uint16),
+        "t_id": np.where(shown, numbered(top[:, 1:]), 0).T.ravel(),  # by rank: what is alike compresses well
+        "t_gap": np.where(shown, gaps, 0).T.ravel(),
     }
     for number, result in enumerate(results):
         graph = result.graph
@@ -278,6 +292,19 @@ def _columns(trace: Trace, results: Sequence[Result], walks: _Walks) -> tuple[Co
     arrays["w_right"] = np.array(walks.right, np.uint8)
     arrays["w_answer"] = np.array(walks.answer, np.int32)
     return Columns(arrays), words
+
+
+def _numbering(
+    parts: Sequence[npt.NDArray[np.integer]],
+) -> tuple[npt.NDArray[np.int32], Callable[[npt.NDArray[np.integer]], npt.NDArray[Any]]]:
+    """Return the token ids of some columns, the most frequent first, and what turns ids into rows of that list."""
+    ids, counts = np.unique(np.concatenate([part.ravel() for part in parts]), return_counts=True)
+    counts, ids = counts[ids >= 0], ids[ids >= 0]
+    words = ids[np.argsort(-counts, kind="stable")].astype(np.int32)
+    row_of = np.zeros(int(words.max(initial=0)) + 2, np.uint16 if len(words) < 1 << 16 else np.uint32)
+    row_of[words] = np.arange(len(words))
+    last = len(row_of) - 1
+    return words, lambda found: row_of[np.where((found < 0) | (found > last), last, found)]
 
 
 def _texts(vocabulary: Vocabulary, words: npt.NDArray[np.int32]) -> tuple[list[Any], list[int]]:

@@ -347,15 +347,19 @@
     else fact("ledger", `${step.spent.toFixed(4)} → ${step.after.toFixed(4)} of ${entry.B}`);
     if (token.kind === "rejected") fact("refused by", reason(entry, step));
     const bars = [];
+    let below = 0;
     for (let rank = 0; rank < D.topK; rank++) {
-      const at = token.row * D.topK + rank, word = C.t_id[at], p = C.p_top[token.row] * Math.exp(-C.t_gap[at] / D.gapUnit);
+      const at = (rank - 1) * C.p_draft.length + token.row;
+      if (rank > 0 && C.t_gap[at] === 0 && C.t_id[at] === 0) continue;  // too small to be kept
+      below += rank > 0 ? C.t_gap[at] / D.gapUnit : 0;
+      const word = rank > 0 ? C.t_id[at] : C.p_choice[token.row], p = (C.p_top[token.row] / 65535) * Math.exp(-below);
       const full = make("span", { class: "full" });
       full.style.width = `${Math.max(0.5, 100 * p)}%`;
       const mark = (word === C.p_choice[token.row] ? "y " : "  ") + (word === C.p_draft[token.row] && !["bonus"].includes(token.kind) ? "x " : "  ");
       bars.push(make("li", {}, make("span", { class: "word", text: mark + shown(word) }), make("span", {}, full), make("span", { class: "number", text: `${(100 * p).toFixed(1)} %` })));
     }
     panel.replaceChildren(make("h3", { text: shown(token.word) }), make("p", { text: `${SHORT[token.kind]}: ${WORDS[token.kind]}` }), make("dl", {}, ...facts),
-      make("p", { text: `The target's ${D.topK} best at position ${token.i + 1} (y: its choice, x: the draft)` }), make("ol", { class: "candidates" }, ...bars), ledgerLine(entry));
+      make("p", { text: `The target's ${D.topK} best at position ${token.i + 1}, those below 0.1 % left out (y: its choice, x: the draft)` }), make("ol", { class: "candidates" }, ...bars), ledgerLine(entry));
   };
 
   // --- where we are: the address names the choice, and the history of the browser goes through choices

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from ..result import Result
     from ..trace.vocabulary import Vocabulary
 
+LEAN_BYTES = 20_000_000
+"""A page larger than this keeps the target's candidates only where the draft is not its choice."""
+
 LIMIT_BYTES = 50_000_000
 """A page larger than this holds the tokens of fewer requests."""
 
@@ -116,15 +119,19 @@ def write_report(
         strict = replay_grid(trace, results[0].grid.strict)  # which all others are compared with
         results = [*results, strict]
     figures = drawn_figures(results, note)
-    kept = number
+    kept, lean = number, False
     while True:
         requests = np.unique(np.linspace(0, number - 1, kept).round().astype(int)).tolist()
-        content = collect(trace, results, vocabulary, cost=cost, requests=requests)
+        content = collect(trace, results, vocabulary, cost=cost, requests=requests, lean=lean)
         start = chosen_setting(content.settings, policy)
         for entry in content.settings:
             entry["verdict"] = " ".join(verdict(entry, content, number))
-        text = render(content, head_of(results, content, start, command, number), figures, start)
+        text = render(content, head_of(results, content, start, command, number, lean), figures, start)
         size = len(text.encode())
+        if not lean and size > min(LEAN_BYTES, limit_bytes):
+            lean = True
+            note(f"the page would have {size / 1e6:.0f} MB: it keeps candidates only where draft and target differ")
+            continue
         if size <= limit_bytes or kept == 1:
             break
         kept = max(1, min(kept - 1, int(0.9 * kept * limit_bytes / size)))
@@ -160,7 +167,9 @@ def chosen_setting(settings: Sequence[dict[str, Any]], policy: Policy | None) ->
     return max(rows, key=rank)
 
 
-def head_of(results: Sequence[Result], content: Content, start: int, command: str, number: int) -> dict[str, Any]:
+def head_of(
+    results: Sequence[Result], content: Content, start: int, command: str, number: int, lean: bool
+) -> dict[str, Any]:
     """Return what the top of the page says: verdict, facts and provenance."""
     trace, manifest = results[0].trace, results[0].trace.manifest
     entry = content.settings[start]
@@ -186,7 +195,7 @@ def head_of(results: Sequence[Result], content: Content, start: int, command: st
         "title": f"{_name(manifest.target)} with {_name(manifest.drafter)}",
         "verdict": entry["verdict"],
         "facts": facts,
-        "sample": sampled if held < number else "",
+        "sample": "; ".join([sampled] * (held < number) + ["candidates only where draft and target differ"] * lean),
     }
 
 
@@ -243,7 +252,7 @@ def _interval(values: Sequence[float | None], factor: float, unit: str) -> str:
 def drawn_figures(results: Sequence[Result], note: Callable[[str], None]) -> list[tuple[str, str]]:
     """Return the figures of ``asdsim plot`` as (title, SVG), for the first replay of ASD."""
     from ..plots.all import figures_of
-    from ..plots.style import inline_svg
+    from ..plots.style import inline_svg, name_subject
 
     titles = {
         "acceptance-length": "Accepted draft tokens per step", "acceptance-by-position": "Acceptance by position",
@@ -253,6 +262,8 @@ def drawn_figures(results: Sequence[Result], note: Callable[[str], None]) -> lis
     if not asd:
         return []
     drawn = list(figures_of(asd[0], note))
+    for _, figure, _ in drawn:
+        name_subject(figure, asd[0].trace.subject)
     return [(titles.get(name, name), inline_svg(figure, name, titles.get(name, name))) for name, figure, _ in drawn]
 
 
