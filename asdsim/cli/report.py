@@ -14,6 +14,7 @@ from .quality_options import cost_of, cost_option
 from .show import vocabulary_of
 
 if TYPE_CHECKING:
+    from ..evaluate.cost import CostModel
     from ..rules.settings import Grid
 
 FALLBACK: dict[str, Any] = {"B": "0,2,4,8", "g": ".1,.25,.5", "M": "1,2"}
@@ -74,8 +75,9 @@ def command(
     words += [
         word for name in ("B", "g", "M") if (text := context.params.get(name)) for word in (f"--{name}", str(text))
     ]
+    times = trace_cost(source) if cost == "trace" else cost_of(cost, source)
     page = write_report(
-        output, results, vocabulary_of(source, tokenizer, offline), cost=_cost(cost, source), policy=chosen,
+        output, results, vocabulary_of(source, tokenizer, offline), cost=times, policy=chosen,
         command=shlex.join(words), note=note,
     )  # fmt: skip
     if as_json:
@@ -104,12 +106,10 @@ def reported_grids(trace: Any) -> list[Grid]:
     return [*asd, *others]
 
 
-def _cost(spec: str, trace: Any) -> Any:
-    """Return the cost model; None, with a note, where the trace's own times do not allow a fit."""
-    if spec != "trace":
-        return cost_of(spec, trace)
+def trace_cost(trace: Any) -> CostModel | None:
+    """Return the cost model of a trace; None, with a note, where its step times allow no fit."""
     try:
-        return cost_of(spec, trace)
+        return cost_of("trace", trace)
     except UsageError as error:
         note(f"no predicted speed-up: {error.what}")
         return None

@@ -63,6 +63,8 @@ class Page:
     requests, all_requests : int
         Requests whose tokens the page holds, and requests of the trace.
     settings : int
+    verdict : str
+        Two sentences on the setting that it begins with.
     """
 
     path: Path
@@ -70,6 +72,7 @@ class Page:
     requests: int
     all_requests: int
     settings: int
+    verdict: str
 
 
 def write_report(
@@ -137,7 +140,8 @@ def write_report(
         kept = max(1, min(kept - 1, int(0.9 * kept * limit_bytes / size)))
         note(f"the page would have {size / 1e6:.0f} MB: it keeps the tokens of {kept} of {number} requests")
     _write(path, text)
-    return Page(path, size, len(requests), number, len(content.settings))
+    verdict_of_start = content.settings[start]["verdict"]
+    return Page(path, size, len(requests), number, len(content.settings), verdict_of_start)
 
 
 def _write(path: Path, text: str) -> None:
@@ -215,14 +219,14 @@ def verdict(entry: dict[str, Any], content: Content, number: int) -> list[str]:
     """Return two sentences: what the chosen setting gains, and what it costs."""
     figures = entry["figures"]
     length, gain = figures.get("mean_acceptance_length"), figures.get("acceptance_length_gain")
-    if entry["strict"] or length is None:
-        text = f"Strict matching commits {length[0]:.2f} tokens per step" if length else "No setting has a figure"
-        return [text + ".", "Its outputs are those of the target alone."]
     if entry["exact"] < 1:
         return [
             f"{entry['name']} is not exact here: only {100 * entry['exact']:.0f} % of its walks met captured steps.",
             "Its figures are no result; run asdsim cover for this setting.",
         ]
+    if entry["strict"] or length is None:
+        text = f"Strict matching commits {length[0]:.2f} tokens per step" if length else "No setting has a figure"
+        return [text + ".", "Its outputs are those of the target alone."]
     first = f"{entry['name']} commits {length[0]:.2f} tokens per step"
     if gain is not None:
         first += f", {100 * gain[0]:+.0f} % against strict matching{_interval(gain, 100, ' %')}"
