@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .errors import UsageError
 from .evaluate.figures import COLUMNS, baseline_of
 from .evaluate.outputs import Outputs, outputs_of
-from .evaluate.strips import Walk, relaxed_frame, request_row, walk_of
+from .evaluate.strips import Walk, html_of, relaxed_frame, request_row, walk_of
 from .files import plain
 from .oracle import walk as reference
 from .oracle.rules import ALLOWS
@@ -356,7 +356,12 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        return str(self.frame()._repr_html_())
+        """Show the table and, where the trace holds text, the first steps under the longest exact setting."""
+        table = str(self.frame()._repr_html_())
+        length = np.where(self.columns["exact_share"] == 1.0, self.columns["mean_acceptance_length"], np.nan)
+        if self.trace.vocabulary is None or self.off_trace == "pooled" or np.isnan(length).all():
+            return table
+        return table + html_of(self.walk(int(np.nanargmax(length)), 0), self.trace.vocabulary.piece)
 
 
 def replay(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..files import shown
 from ..records import StepTables
 from ..rules.asd import BUDGET, CAP, GATE
 from ..rules.settings import Policy
@@ -331,3 +333,45 @@ def request_row(request_ids: Sequence[str], request: int | str) -> int:
     if not 0 <= request < len(request_ids):
         raise UsageError(f"no request {request}", fix=f"rows go from 0 to {len(request_ids) - 1}")
     return request
+
+
+STYLES = {
+    EXACT: "", RELAXED: "background:#ffe7ad;color:#5c3800;font-weight:bold", REJECTED: "color:#a3200f;"
+    "text-decoration:line-through", REPLACEMENT: "color:#00654a", BONUS: "color:#00568f",
+    DISCARDED: "color:#6a6a6a;font-style:italic", PAST_END: "color:#6a6a6a;font-style:italic",
+}  # fmt: skip
+
+
+def html_of(walk: Walk, text: Callable[[int], str], most: int = 6) -> str:
+    """Return the first steps of a walk as HTML for a notebook; a relaxed token says what the target would have chosen.
+
+    Parameters
+    ----------
+    walk : Walk
+    text : callable
+        What a token id stands for.
+    most : int
+        Steps shown.
+    """
+
+    def safe(token: int) -> str:
+        return html.escape(shown(text(token)))
+
+    rows = []
+    for strip in walk.strips[:most]:
+        cells = []
+        for token in strip.tokens:
+            inner = safe(token.id) + (f" [{safe(token.choice)}]" if token.kind == RELAXED else "")
+            style = f"white-space:pre;{STYLES[token.kind]}"
+            cells.append(f'<span style="{style}" title="{token.kind.replace("_", " ")}">{inner}</span>')
+        ledger = f"{strip.spent:.2f} &rarr; {strip.spent_after:.2f}"
+        rows.append(
+            f"<tr><td>{strip.step_id}</td><td>{ledger}</td><td style='text-align:left'>{'|'.join(cells)}</td></tr>"
+        )
+    title = html.escape(
+        f"{shown(walk.request_id)}, {name_of(walk.policy)}: first {len(rows)} of {len(walk.strips)} steps"
+    )
+    head = (
+        "<tr><th>step</th><th>ledger</th><th style='text-align:left'>tokens, relaxed ones [target's choice]</th></tr>"
+    )
+    return f"<table><caption>{title}</caption>{head}{''.join(rows)}</table>"

@@ -9,7 +9,7 @@ import pytest
 
 import asdsim
 from asdsim.errors import UsageError
-from asdsim.evaluate.strips import parted_at, relaxed_frame, request_row, walk_of
+from asdsim.evaluate.strips import html_of, parted_at, relaxed_frame, request_row, walk_of
 from asdsim.rules.settings import STRICT, Policy, parse_setting, rule_grids
 from asdsim.trace.graph import build_graph
 from tests.support.toytrace import write_toy_trace
@@ -171,3 +171,13 @@ def test_a_result_reads_its_outputs() -> None:
         result.walk(2, 0)
     with pytest.raises(UsageError, match="no request 24"):
         result.text(0, 24)
+
+
+def test_a_notebook_shows_the_table_and_a_strip() -> None:
+    result = asdsim.replay(TRACES / "smollm2-layerskip", B="0,8", g=0.25, M=2)
+    text = result._repr_html_()
+    assert "gsm8k/13, B=8 g=0.25 M=2: first 6 of" in text
+    walk = result.walk(1, 0)
+    assert text.count('title="relaxed"') == sum(t.kind == "relaxed" for s in walk.strips[:6] for t in s.tokens)
+    hostile = html_of(walk, lambda token: "<img src=x>\x1b")
+    assert "<img" not in hostile and "&lt;img src=x&gt;\\x1b" in hostile
