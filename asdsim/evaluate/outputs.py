@@ -60,7 +60,7 @@ class Outputs:
     which: npt.NDArray[np.int32]
     strict: npt.NDArray[np.int32]
     grid: Grid
-    decode: Callable[[list[int]], str] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
 
     def __repr__(self) -> str:
         distinct = sum(map(len, self.tokens))
