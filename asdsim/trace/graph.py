@@ -12,7 +12,7 @@ out at all.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,25 @@ END, MISSING = -1, -2
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
+
+
+class GraphArrays(NamedTuple):
+    """The arrays of a :class:`Graph` that compiled walks read: one argument, by name, for numba and for CUDA."""
+
+    root: Int32
+    limit: Int32
+    drafted: Int32
+    mm_ptr: Int64
+    mm_pos: Int32
+    mm_score: Float64
+    mm_charge: Float64
+    edge_next: Int32
+    edge_accepted: Int32
+    edge_tokens: Int32
+    path_ptr: Int64
+    path_step: Int32
+    align_ptr: Int64
+    align_step: Int32
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,11 @@ class Graph:
     def num_steps(self) -> int:
         """S."""
         return int(self.drafted.shape[0])
+
+    @property
+    def arrays(self) -> GraphArrays:
+        """What a compiled walk reads."""
+        return GraphArrays(*(getattr(self, name) for name in GraphArrays._fields))
 
     def edge_of(self, edge: int) -> tuple[int, int]:
         """Return (step, outcome) of an edge."""

@@ -15,17 +15,22 @@ import numpy.typing as npt
 
 from ..errors import UsageError, unknown_name
 from ..rules.settings import Grid
-from ..stats import masked_quantile, ratio
+from ..stats import ratio
 from ..trace.graph import Graph
 from . import request as columns
 from .axes import axes_of
 from .compiled import COMPILING, is_cached
-from .product import Sums, sum_product
+from .ledgers import percentile
+from .product import sum_product
 from .request import ALIGNED, LEFT, NUM_COUNTS, RECORDED, STOP
+from .sums import GridSums
 
 OFF_TRACE = {"stop": STOP, "aligned": ALIGNED, "recorded": RECORDED}
 DEVICES = ["auto", "cpu", "cuda", "reference", "python"]
 CHUNK_BYTES = 64 << 20
+PAIR_BYTES = 4 * NUM_COUNTS + 8 + 8
+"""Results of one walk: int32 counts, a ledger and an edge."""
+
 PAIRS_UP_TO = 100_000
 """Settings times steps of the trace up to which a sweep goes pair by pair; measured, see tests/bench."""
 
@@ -55,15 +60,6 @@ class Walks:
     def exact(self) -> npt.NDArray[np.bool_]:
         """(n, R): whether the walk met captured steps only."""
         return np.asarray(self.counts[:, :, LEFT] == 0)
-
-
-def arrays_of(graph: Graph) -> tuple[Any, ...]:
-    """Return the graph in the order of ``walk_request``'s arguments."""
-    return (
-        graph.root, graph.limit, graph.drafted, graph.mm_ptr, graph.mm_pos, graph.mm_score, graph.mm_charge,
-        graph.edge_next, graph.edge_accepted, graph.edge_tokens,
-        graph.path_ptr, graph.path_step, graph.align_ptr, graph.align_step,
-    )  # fmt: skip
 
 
 def choose_device(device: str) -> str:
@@ -108,7 +104,7 @@ def walk_grid(graph: Graph, grid: Grid, *, off_trace: str = "stop", device: str 
     mode = off_trace_code(off_trace)
     settings = tuple(np.ascontiguousarray(axis, np.float64) for axis in (grid.budget, grid.gate, grid.cap))
     chosen = choose_device(device)
-    arrays = arrays_of(graph)
+    arrays = graph.arrays
     if chosen == "cuda":
         from . import cuda
 
@@ -125,6 +121,11 @@ def off_trace_code(name: str) -> int:
     if name not in OFF_TRACE:
         raise unknown_name("off-trace mode", name, list(OFF_TRACE))
     return OFF_TRACE[name]
+
+
+def settings_at_once(requests: int) -> int:
+    """Return how many settings to walk in one piece: their results for each request fill ``CHUNK_BYTES``."""
+    return max(1, CHUNK_BYTES // max(1, requests * PAIR_BYTES))
 
 
 Walker = Callable[[Grid], Walks]
@@ -155,7 +156,7 @@ def sweep(
         The figures of :data:`asdsim.evaluate.figures.COLUMNS`; ``acceptance_histogram`` is (n, largest K + 1).
     """
     strict = walk(grid.strict)
-    size = max(1, CHUNK_BYTES // max(1, num_requests * (4 * NUM_COUNTS + 16)))
+    size = settings_at_once(num_requests)
     parts: list[dict[str, npt.NDArray[Any]]] = []
     for first in range(0, len(grid), size):
         chunk = grid[first : first + size]
@@ -184,7 +185,7 @@ def sweep_graph(
     grid : Grid
     off_trace, device, threads
         As for :func:`walk_grid`.
-    by : {"auto", "pairs", "lanes", "boxes"}
+    by : {"auto", "pairs", "recorded", "boxes"}
         On a CPU: pair by pair, or, for a product of B, g and M, as :mod:`asdsim.walk.product` does.
     progress : callable, optional
         Called with the number of settings done.
@@ -225,7 +226,7 @@ def sweep_graph(
     return figures_of(sums, graph.num_requests)
 
 
-def sums_of(walks: Walks, strict: Walks, off_trace: str) -> Sums:
+def sums_of(walks: Walks, strict: Walks, off_trace: str) -> GridSums:
     """Add up single walks over the requests that count."""
     exact = walks.exact
     keep = exact if off_trace == "stop" else np.ones_like(exact)
@@ -236,10 +237,10 @@ def sums_of(walks: Walks, strict: Walks, off_trace: str) -> Sums:
     picked = strict.counts[0][:, [columns.STEPS, columns.ACCEPTED, columns.TOKENS]].astype(np.int64)
     spent = np.where(keep, walks.spent, 0.0)
     total = np.zeros(len(spent))
-    for one in spent.T:  # in the order of the requests, so that the sum is the same number wherever it is made
-        total += one
+    for ledger in spent.T:  # in the order of the requests, so that the sum is the same number wherever it is made
+        total += ledger
     kept = keep.sum(axis=1)
-    return Sums(
+    return GridSums(
         counts=np.einsum("nrc,nr->cn", counts, keep.astype(np.int64)),
         histogram=walks.histogram,
         kept=kept,
@@ -248,11 +249,11 @@ def sums_of(walks: Walks, strict: Walks, off_trace: str) -> Sums:
         same=same,
         spent=total,
         highest=np.where(kept > 0, spent.max(axis=1, initial=0.0), np.nan),
-        p95=masked_quantile(walks.spent, keep, 0.95) if exact.shape[1] else np.full(len(spent), np.nan),
+        p95=percentile(walks.spent, keep),
     )
 
 
-def figures_of(sums: Sums, requests: int) -> dict[str, npt.NDArray[Any]]:
+def figures_of(sums: GridSums, requests: int) -> dict[str, npt.NDArray[Any]]:
     """Return the figures of sums over a trace of a number of requests."""
     steps, tokens = sums.counts[columns.STEPS], sums.counts[columns.TOKENS]
     accepted, drafted = sums.counts[columns.ACCEPTED], sums.counts[columns.DRAFTED]
