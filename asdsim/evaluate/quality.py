@@ -21,7 +21,7 @@ from ..walk import request as columns
 from ..walk.sweep import Walks, walk_grid
 from .cost import CostModel
 from .figures import FIGURES
-from .likelihood import EdgeTable, apart, edge_table
+from .outputs import EdgeTable, apart, edge_table
 
 if TYPE_CHECKING:
     import polars as pl

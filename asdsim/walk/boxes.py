@@ -47,6 +47,7 @@ from .request import (
     LEFT,
     LOST_STEPS,
     LOST_TOKENS,
+    PAIRED,
     RELAXED,
     STEPS,
     STOP,
@@ -235,6 +236,7 @@ def paint(stack, top, request, strict, keep, corners, sums, spent_of):
     counts[KEPT] = 1
     counts[EXACT] = 1 if counts[LEFT] == 0 else 0
     if strict[request, STRICT_EXACT] > 0:
+        counts[PAIRED] = 1
         counts[BASE_STEPS] = strict[request, STRICT_STEPS]
         counts[BASE_ACCEPTED] = strict[request, STRICT_ACCEPTED]
         counts[BASE_TOKENS] = strict[request, STRICT_TOKENS]

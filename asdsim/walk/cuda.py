@@ -41,6 +41,7 @@ from .request import (
     LOST_STEPS,
     LOST_TOKENS,
     NUM_COUNTS,
+    PAIRED,
     RELAXED,
     STEPS,
     STOP,
@@ -160,6 +161,7 @@ def sum_kernel(graph, first, budget, gate, cap, off_trace, strict, sums, spent):
     if left == 0:
         cuda.atomic.add(sums, (EXACT, setting), 1)
     if strict[request, STRICT_EXACT] > 0:
+        cuda.atomic.add(sums, (PAIRED, setting), 1)
         cuda.atomic.add(sums, (BASE_STEPS, setting), strict[request, STRICT_STEPS])
         cuda.atomic.add(sums, (BASE_ACCEPTED, setting), strict[request, STRICT_ACCEPTED])
         cuda.atomic.add(sums, (BASE_TOKENS, setting), strict[request, STRICT_TOKENS])

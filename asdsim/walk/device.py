@@ -36,6 +36,7 @@ def sum_on_device(
         histogram=np.ascontiguousarray(sums[columns.HISTOGRAM :].T),
         kept=kept,
         exact=sums[columns.EXACT],
+        paired=sums[columns.PAIRED],
         base=sums[[columns.BASE_STEPS, columns.BASE_ACCEPTED, columns.BASE_TOKENS]],
         same=sums[[columns.STEPS, columns.TOKENS]] - sums[[columns.LOST_STEPS, columns.LOST_TOKENS]],
         spent=totals.spent,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ..rules import asd as rule
 from ..rules.settings import Policy
 from ..trace.graph import END, MISSING, Graph
+from .off_trace import off_trace_code
 from .request import go_on
-from .sweep import off_trace_code
 
 
 @dataclass(frozen=True)

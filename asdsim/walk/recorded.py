@@ -41,6 +41,7 @@ from .request import (
     LEFT,
     LOST_STEPS,
     LOST_TOKENS,
+    PAIRED,
     RECORDED,
     RELAXED,
     STEPS,
@@ -266,6 +267,7 @@ def walk_path(graph, tile, path, request, g, c, safe, strict, passing, floats, i
     for k in range(lanes):
         exact[k] = 1 if left_of[k] == 0 else 0
     if strict[request, STRICT_EXACT] > 0:
+        fill(counts[PAIRED], lanes, 1)
         fill(counts[BASE_STEPS], lanes, strict[request, STRICT_STEPS])
         fill(counts[BASE_ACCEPTED], lanes, strict[request, STRICT_ACCEPTED])
         fill(counts[BASE_TOKENS], lanes, strict[request, STRICT_TOKENS])

@@ -12,9 +12,9 @@ STEPS, DRAFTED, ACCEPTED, TOKENS, RELAXED, BY_GATE, BY_BUDGET, BY_CAP, LEFT = ra
 
 NUM_COUNTS = 9
 
-KEPT, EXACT, BASE_STEPS, BASE_ACCEPTED, BASE_TOKENS, LOST_STEPS, LOST_TOKENS, HISTOGRAM = range(NUM_COUNTS, 17)
-"""Columns behind those, of sums over requests: requests that count, requests whose walk is exact; strict matching over
-the requests that count and whose strict walk is exact; what this setting did on those whose strict walk is not; and the
+KEPT, EXACT, PAIRED, BASE_STEPS, BASE_ACCEPTED, BASE_TOKENS, LOST_STEPS, LOST_TOKENS, HISTOGRAM = range(NUM_COUNTS, 18)
+"""Columns behind those, of sums over requests: requests that count, requests whose walk is exact, requests that count
+and whose strict walk is exact; strict matching over those; what this setting did on the others that count; and the
 first of the K + 1 columns of steps by accepted draft tokens."""
 
 STRICT_EXACT, STRICT_STEPS, STRICT_ACCEPTED, STRICT_TOKENS = range(4)

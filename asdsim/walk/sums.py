@@ -22,6 +22,7 @@ from .request import (
     LOST_STEPS,
     LOST_TOKENS,
     NUM_COUNTS,
+    PAIRED,
     STEPS,
     TOKENS,
 )
@@ -39,11 +40,11 @@ class GridSums(NamedTuple):
     counts : int64 (NUM_COUNTS, n)
         Rows as named in :mod:`asdsim.walk.request`; ``LEFT`` is not filled.
     histogram : int64 (n, largest K + 1)
-    kept, exact : int64 (n,)
-        Requests that count, and requests whose walk met captured steps only.
-    base : int64 (3, n)
-        Steps, accepted draft tokens and tokens of strict matching, over the requests that count and whose strict walk
+    kept, exact, paired : int64 (n,)
+        Requests that count, requests whose walk met captured steps only, and requests that count and whose strict walk
         is exact.
+    base : int64 (3, n)
+        Steps, accepted draft tokens and tokens of strict matching, over the paired requests.
     same : int64 (2, n)
         Steps and tokens of the setting on the same requests.
     spent, highest, p95 : float64 (n,)
@@ -54,6 +55,7 @@ class GridSums(NamedTuple):
     histogram: Int64
     kept: Int64
     exact: Int64
+    paired: Int64
     base: Int64
     same: Int64
     spent: Float64
@@ -69,6 +71,7 @@ def empty_sums(settings: int, largest: int) -> GridSums:
         histogram=np.zeros((n, largest + 1), np.int64),
         kept=np.zeros(n, np.int64),
         exact=np.zeros(n, np.int64),
+        paired=np.zeros(n, np.int64),
         base=np.zeros((3, n), np.int64),
         same=np.zeros((2, n), np.int64),
         spent=np.full(n, np.nan),
@@ -103,6 +106,7 @@ def store(sums, corners, settings, out):
                             out.histogram[setting, a - HISTOGRAM] += row[a]
                         out.kept[setting] += row[KEPT]
                         out.exact[setting] += row[EXACT]
+                        out.paired[setting] += row[PAIRED]
                         out.base[0, setting] += row[BASE_STEPS]
                         out.base[1, setting] += row[BASE_ACCEPTED]
                         out.base[2, setting] += row[BASE_TOKENS]

@@ -21,11 +21,11 @@ from . import request as columns
 from .axes import axes_of
 from .compiled import COMPILING, is_cached
 from .ledgers import percentile
+from .off_trace import off_trace_code
 from .product import sum_product
-from .request import ALIGNED, LEFT, NUM_COUNTS, RECORDED, STOP
+from .request import LEFT, NUM_COUNTS
 from .sums import GridSums
 
-OFF_TRACE = {"stop": STOP, "aligned": ALIGNED, "recorded": RECORDED}
 DEVICES = ["auto", "cpu", "cuda", "reference", "python"]
 CHUNK_BYTES = 64 << 20
 PAIR_BYTES = 4 * NUM_COUNTS + 8 + 8
@@ -116,13 +116,6 @@ def walk_grid(graph: Graph, grid: Grid, *, off_trace: str = "stop", device: str 
     return Walks(*cpu.run(arrays, settings, mode, grid.reading, threads))
 
 
-def off_trace_code(name: str) -> int:
-    """Return the kernel's code of an ``off_trace`` name."""
-    if name not in OFF_TRACE:
-        raise unknown_name("off-trace mode", name, list(OFF_TRACE))
-    return OFF_TRACE[name]
-
-
 def settings_at_once(requests: int) -> int:
     """Return how many settings to walk in one piece: their results for each request fill ``CHUNK_BYTES``."""
     return max(1, CHUNK_BYTES // max(1, requests * PAIR_BYTES))
@@ -203,11 +196,6 @@ def sweep_graph(
     def walk(part: Grid) -> Walks:
         return walk_grid(graph, part, off_trace=off_trace, device=chosen, threads=threads)
 
-    if chosen == "cuda":
-        from .device import sum_on_device
-
-        strict = walk(grid.strict)
-        return figures_of(sum_on_device(graph, grid, mode, strict.counts[0], progress), graph.num_requests)
     if note and chosen == "cpu":
         from . import cpu
 
@@ -216,13 +204,19 @@ def sweep_graph(
     if by == "auto" and len(grid) * graph.num_steps < PAIRS_UP_TO:
         by = "pairs"
     axes = axes_of(grid) if by != "pairs" and graph.num_steps and len(grid) else None
-    if axes is None:
+    if axes is None and chosen != "cuda":
         return sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
     strict = walk(grid.strict)
-    sums = sum_product(
-        graph, grid, axes, mode, strict.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
-        progress=progress, note=note,
-    )  # fmt: skip
+
+    if axes is None or chosen == "cuda":
+        from .device import sum_on_device
+
+        sums = sum_on_device(graph, grid, mode, strict.counts[0], progress)
+    else:
+        sums = sum_product(
+            graph, grid, axes, mode, strict.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
+            progress=progress, note=note,
+        )  # fmt: skip
     return figures_of(sums, graph.num_requests)
 
 
@@ -245,6 +239,7 @@ def sums_of(walks: Walks, strict: Walks, off_trace: str) -> GridSums:
         histogram=walks.histogram,
         kept=kept,
         exact=exact.sum(axis=1),
+        paired=paired.sum(axis=1),
         base=np.einsum("rc,nr->cn", picked, paired),
         same=same,
         spent=total,
@@ -254,19 +249,28 @@ def sums_of(walks: Walks, strict: Walks, off_trace: str) -> GridSums:
 
 
 def figures_of(sums: GridSums, requests: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the figures of sums over a trace of a number of requests."""
+    """Return the figures of sums over a trace of a number of requests.
+
+    Unless the strict walk of every request of a row is known, nothing of strict matching is known of that row; and the
+    gain of a row that has lost requests is none.
+    """
     steps, tokens = sums.counts[columns.STEPS], sums.counts[columns.TOKENS]
     accepted, drafted = sums.counts[columns.ACCEPTED], sums.counts[columns.DRAFTED]
-    strict_length = ratio(sums.base[2], sums.base[0])
+    exact_share = ratio(sums.exact, np.full(len(sums.exact), requests))
+    matched = sums.paired == sums.kept
+    strict_length = np.where(matched, ratio(sums.base[2], sums.base[0]), np.nan)
+    gain = ratio(sums.same[1], sums.same[0]) / strict_length - 1.0
     return {
         "requests": sums.kept,
-        "exact_share": ratio(sums.exact, np.full(len(sums.exact), requests)),
+        "exact": exact_share == 1.0,
+        "exact_share": exact_share,
+        "paired_requests": sums.paired,
         "mean_acceptance_length": ratio(tokens, steps),
         "accepted_per_proposal": ratio(accepted, steps),
         "draft_acceptance_rate": ratio(accepted, drafted),
         "strict_mean_acceptance_length": strict_length,
-        "strict_accepted_per_proposal": ratio(sums.base[1], sums.base[0]),
-        "acceptance_length_gain": ratio(sums.same[1], sums.same[0]) / strict_length - 1.0,
+        "strict_accepted_per_proposal": np.where(matched, ratio(sums.base[1], sums.base[0]), np.nan),
+        "acceptance_length_gain": np.where(sums.kept == requests, gain, np.nan),
         "completion_tokens": tokens,
         "num_spec_steps": steps,
         "num_draft_tokens": drafted,

@@ -17,8 +17,9 @@ import pytest
 from asdsim.rules.asd import Reading
 from asdsim.trace.graph import build_graph
 from asdsim.walk.breakpoints import breakpoints_of
+from asdsim.walk.off_trace import off_trace_code
 from asdsim.walk.recorded import path_arrays
-from asdsim.walk.sweep import OFF_TRACE, sweep_graph, walk_grid
+from asdsim.walk.sweep import sweep_graph, walk_grid
 from tests.twins.cases import MODES, cases, small_grid
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,9 @@ def digest(names: list[str] | None = None) -> str:
                 for other in found[1:]:
                     assert np.array_equal(values, other[figure], equal_nan=values.dtype.kind == "f"), (name, mode)
                 sum_of_all.update(np.ascontiguousarray(values).tobytes())
-            for points in breakpoints_of(graph, [(0.4, 2.0), (np.inf, np.inf)], OFF_TRACE[mode], Reading(), threads=2):
+            for points in breakpoints_of(
+                graph, [(0.4, 2.0), (np.inf, np.inf)], off_trace_code(mode), Reading(), threads=2
+            ):
                 sum_of_all.update(points.tobytes())
     return sum_of_all.hexdigest()
 
