@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Axis = float | str | Iterable[float]
 
-DEFAULT_AXES = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
+DEFAULT_AXES: dict[str, Any] = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
 """What is replayed where no setting is named and none is covered."""
 
 
