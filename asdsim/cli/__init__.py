@@ -91,6 +91,8 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(2)
     except MemoryError as error:
         _fail(f"out of memory ({str(error) or 'no more to be had'}); ask for fewer settings or requests")
+    except RecursionError:
+        _fail("what was read is nested too deeply")
     except click.ClickException as error:
         _fail(error.format_message())
     except click.exceptions.Abort:
