@@ -423,20 +423,29 @@ def replay_grid(
     source = trace if isinstance(trace, Trace) else load(trace)
     graph = build_graph(source, grid.layout)
 
-    def walk(part: Grid) -> Walks:
-        name = off_trace if mode.has_walks else "stop"
-        if chosen == "reference":
-            return reference_walks(source, graph, replace(part, layout=grid.layout), name)
-        return walk_grid(graph, part, off_trace=name, device=chosen, threads=threads)
+    name = off_trace if mode.has_walks else "stop"
 
+    def walk_on(layout: Layout, part: Grid) -> Walks:
+        where = graph if layout == grid.layout else build_graph(source, layout)
+        if chosen == "reference":
+            return reference_walks(source, where, replace(part, layout=layout), name)
+        return walk_grid(where, part, off_trace=name, device=chosen, threads=threads)
+
+    def walk(part: Grid) -> Walks:
+        return walk_on(grid.layout, part)
+
+    strict = walk_on(
+        DEFAULT if grid.layout.width else grid.layout, grid.strict
+    )  # on whole blocks, where a rule cuts them
     if not mode.has_walks:
-        figures = _pooled_figures(graph, grid, chosen, threads, progress)
+        figures = _pooled_figures(graph, grid, strict, chosen, threads, progress)
     elif chosen in ("reference", "python"):
-        figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
+        figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, strict=strict, progress=progress)
     else:
         figures = sweep_graph(
-            graph, grid, off_trace=off_trace, device=chosen, threads=threads, progress=progress, note=note
-        )
+            graph, grid, off_trace=off_trace, device=chosen, threads=threads, strict=strict, progress=progress,
+            note=note,
+        )  # fmt: skip
     return Result(source, graph, grid, off_trace, chosen, figures, _walker=walk)
 
 
@@ -534,7 +543,7 @@ def write_results(results: list[Result], path: str | Path) -> None:
 
 
 def _pooled_figures(
-    graph: Graph, grid: Grid, device: str, threads: int, progress: Callable[[int], None] | None
+    graph: Graph, grid: Grid, strict: Walks, device: str, threads: int, progress: Callable[[int], None] | None
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the figures of many random continuations, counts as averages over draws; rows that are exact as walked."""
     if device == "reference":
@@ -548,8 +557,12 @@ def _pooled_figures(
     def drawn(part: Grid) -> Walks:
         return drawn_walks(graph, pooled, part, true(part), **how)
 
-    figures = sweep(drawn, grid, pooled.num_requests, off_trace="aligned", progress=progress)
-    captured = sweep(true, grid, graph.num_requests, off_trace="stop")
+    every = Walks(
+        np.tile(strict.counts, (1, DRAWS, 1)), np.tile(strict.spent, (1, DRAWS)), np.tile(strict.edge, (1, DRAWS)),
+        strict.histogram,
+    )  # fmt: skip
+    figures = sweep(drawn, grid, pooled.num_requests, off_trace="aligned", strict=every, progress=progress)
+    captured = sweep(true, grid, graph.num_requests, off_trace="stop", strict=strict)
     for name, values in figures.items():
         if values.dtype.kind in "iu":
             figures[name] = np.rint(values / DRAWS).astype(np.int64)
