@@ -178,17 +178,15 @@ INTERVALS = {"tokens/step": "mean_acceptance_length", "regret mean": "regret_spe
 
 def _intervals(result: Result, rows: Sequence[int], cost: CostModel | None) -> list[dict[str, list[float]]]:
     """Return the 95 % intervals of some rows, by figure: [value, low, high]; none for pooled and the oracle."""
-    from ..evaluate.quality import judge, take
+    from ..evaluate.quality import Evaluator
 
     if result.off_trace == "pooled" or result.device == "reference" or not result.graph.num_requests or not len(rows):
         return [{} for _ in rows]
     names = ["mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "regret_spent_mean"]
     if cost is not None:
         names += ["tokens_per_second", "speed_up"]
-    quality = judge(
-        result.trace, take(result.grid, rows), cost=cost, figures=names, off_trace=result.off_trace,
-        device=result.device, graph=result.graph,
-    )  # fmt: skip
+    evaluator = Evaluator(result.trace, cost=cost, device=result.device, graphs={result.grid.layout: result.graph})
+    quality = evaluator.evaluate(result.grid[rows], figures=names, off_trace=result.off_trace)
     found = [quality.row(n) for n in range(len(rows))]
     return [{name: row[name] for name in names if row[name][1] is not None} for row in found]
 

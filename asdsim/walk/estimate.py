@@ -36,12 +36,12 @@ DRAWS = 32
 SEED = 0
 
 
-def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int = SEED) -> Graph:
+def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int | np.random.Generator = SEED) -> Graph:
     """Return a graph in which every request occurs ``draws`` times, each with its own random continuations.
 
     Request r of draw d is request ``d * R + r``. Captured steps keep their captured edges; a missing edge leads to a
     second copy of the steps, in which every edge leads to a drawn step. Steps in which the request ended, or that the
-    token limit cut short, are not drawn.
+    token limit cut short, are not drawn. One generator, handed in draw after draw, gives the draws of one call.
     """
     steps, requests = graph.num_steps, graph.num_requests
     place = np.arange(steps)
@@ -104,15 +104,13 @@ def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int = SEED) -> Graph:
 
 def _pools(graph: Graph, first: npt.NDArray[np.int64]) -> dict[bool, npt.NDArray[np.int32]]:
     """Return the captured steps that may be drawn, by whether the step before them was accepted whole."""
-    found: dict[bool, list[int]] = {False: [], True: []}
-    for r in range(graph.num_requests):
-        path = graph.path_step[graph.path_ptr[r] : graph.path_ptr[r + 1]]
-        for before, step in zip(path[:-1], path[1:], strict=True):
-            if graph.edge_next[first[step]] == END or graph.start[step] + graph.drafted[step] + 1 > graph.limit[r]:
-                continue
-            whole = graph.start[step] - graph.start[before] == graph.drafted[before] + 1
-            found[bool(whole)].append(int(step))
-    pools = {key: np.array(steps, np.int32) for key, steps in found.items()}
+    request = np.repeat(np.arange(graph.num_requests), np.diff(graph.path_ptr))
+    before, step = graph.path_step[:-1], graph.path_step[1:]
+    drawable = request[:-1] == request[1:]
+    drawable &= graph.edge_next[first[step]] != END
+    drawable &= graph.start[step] + graph.drafted[step] + 1 <= graph.limit[request[1:]]
+    whole = graph.start[step] - graph.start[before] == graph.drafted[before] + 1
+    pools = {key: step[drawable & (whole == key)].astype(np.int32) for key in (False, True)}
     for key in (False, True):
         if not len(pools[key]):
             pools[key] = pools[not key]

@@ -61,8 +61,10 @@ def test_calibrate_says_what_its_figures_are_not(capsys, tmp_path) -> None:
     assert "no holdout" in err and "no limit was given" in err and "speed-up" not in out
     _, _, err = run(capsys, "calibrate", CAL, "-o", tmp_path / "p.json", *AXES, "--split", 3, "--resamples", 200)
     assert err.count("chosen without 8 requests") == 3
-    _, out, err = run(capsys, "calibrate", CAL, "-o", tmp_path / "p.json", "--method", "quantile", "--estimate",
-                      "aligned", "--M", 2)  # fmt: skip
+    quantile = ["calibrate", CAL, "-o", tmp_path / "p.json", "--method", "quantile", "--estimate", "aligned", "--M", 2]
+    status, out, err = run(capsys, *quantile)
+    assert status == 2 and "it holds a policy judged on parts held out in turn; the new one would be judged on" in err
+    _, out, err = run(capsys, *quantile, "--force")
     assert "q25 of" in out and "M=2" in out and "estimates (aligned)" in err
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from asdsim.cli.compare import verdict
-from asdsim.evaluate.quality import judge
+from asdsim.evaluate.quality import Evaluator
 from asdsim.rules.settings import STRICT, Grid, rule_grids
-from asdsim.studies.compare import ASD_LADDER, PUBLISHED, Bench, Comparison, Measured, compare, gain, knob_grid, speedup
+from asdsim.stats import resample_weights
+from asdsim.studies.compare import ASD_LADDER, PUBLISHED, Comparison, Measured, Meter, compare, gain, knob_grid, speedup
 from asdsim.trace.graph import build_graph, edge_tokens_of
 from asdsim.trace.reader import read_trace
 from asdsim.walk.request import RELAXED
@@ -47,11 +48,11 @@ def test_an_output_differs_from_strict_where_something_was_relaxed(name: str) ->
 def test_no_row_exceeds_the_level_and_no_rung_beats_it(stored: Any, risk: str) -> None:
     level = {"regret_max": 2.0, "regret_per_token": 0.05, "outputs_differ_share": 0.5}[risk]
     found = compare(stored, ["asd", "mars", "topm"], risk=risk, level=level, draft_cost=0.1, resamples=100)
-    bench = Bench(stored)
+    meter = Meter(stored)
     for row in found.rows:
         assert row[risk] <= level
         if row["rule"] == "asd":
-            rungs = bench.measure(knob_grid("asd", ASD_LADDER))
+            rungs = meter.measure(knob_grid("asd", ASD_LADDER))
             length = rungs.tokens.sum(axis=1) / rungs.steps.sum(axis=1)
             assert row["mean_acceptance_length"] >= length[rungs.risk(risk) <= level].max() - 1e-12
 
@@ -63,7 +64,7 @@ def test_under_stop_only_settings_exact_for_all_requests_are_matched(stored: Any
     assert {"asd", "mars", "truncate"} <= set(rows)
     for name, row in rows.items():
         assert row["exact_share"] == 1.0 and row["requests"] == 8 and row["regret_max"] <= 2.0, name
-    rungs = Bench(stored, "stop").measure(knob_grid("asd", ASD_LADDER))
+    rungs = Meter(stored, "stop").measure(knob_grid("asd", ASD_LADDER))
     fine = rungs.exact.all(axis=1) & (rungs.risk("regret_max") <= 2.0)
     length = rungs.tokens.sum(axis=1) / rungs.steps.sum(axis=1)
     assert fine.any() and rows["asd"]["mean_acceptance_length"] >= length[fine].max() - 1e-12
@@ -74,7 +75,7 @@ def test_under_stop_only_settings_exact_for_all_requests_are_matched(stored: Any
 def test_a_covered_setting_is_found_under_stop() -> None:
     """ASD's published setting is covered here; many about it, and those of other rules, leave the trace."""
     source = read_trace("traces/smollm2-eagle3")
-    at_published = Bench(source, "stop").measure(Grid.product(*PUBLISHED))
+    at_published = Meter(source, "stop").measure(Grid.product(*PUBLISHED))
     assert at_published.exact.all() and at_published.risk("regret_max")[0] <= 8.0
     row = compare(source, ["asd"], level=8.0, off_trace="stop", resamples=100).rows[0]
     assert row["exact_share"] == 1.0 and row["regret_max"] <= 8.0
@@ -83,14 +84,14 @@ def test_a_covered_setting_is_found_under_stop() -> None:
 
 def test_a_verdict_under_stop_ranks_exact_rows_only() -> None:
     def row(rule: str, length: float | None, exact: float, against: float | None) -> dict[str, Any]:
-        return {"rule": rule, "mean_acceptance_length": length, "exact_share": exact, "against_asd": against,
-                "against_asd_low": None, "against_asd_high": None}  # fmt: skip
+        return {"rule": rule, "mean_acceptance_length": length, "exact": exact == 1.0, "exact_share": exact,
+                "against_asd": against, "against_asd_low": None, "against_asd_high": None}  # fmt: skip
 
     rows = [row("medusa", 5.3, 0.04, -0.05), row("asd", 2.9, 1.0, None), row("strict", 2.3, 1.0, -0.2)]
     text = verdict(Comparison(rows, "regret_max", None, 0.1, "stated", "stop"))
     assert text[0].startswith("asd has the longest acceptance length among exact rows") and "medusa" not in str(text)
     assert text[1].startswith("1 of 3 rows not ranked") and len(text) == 2
-    rows[1]["exact_share"] = 0.5
+    rows[1] |= {"exact_share": 0.5, "exact": False}
     assert verdict(Comparison(rows, "regret_max", None, 0.1, "stated", "stop")) == [
         "2 of 3 rows not ranked: not exact, on requests that are no fair sample; asdsim cover, or another --off-trace"
     ]
@@ -101,7 +102,7 @@ def test_a_verdict_under_stop_ranks_exact_rows_only() -> None:
 
 def test_the_estimate_is_the_walk_where_nothing_is_missing(stored: Any) -> None:
     grid = Grid.product([0.0], [0.25], [2])
-    pooled, stop = Bench(stored).measure(grid), Bench(stored, "stop").measure(grid)
+    pooled, stop = Meter(stored).measure(grid), Meter(stored, "stop").measure(grid)
     assert stop.exact.all()
     for name in ("steps", "tokens", "accepted", "spent", "drafted", "differs"):
         assert np.array_equal(getattr(pooled, name), getattr(stop, name))
@@ -115,27 +116,45 @@ def test_predicted_speed() -> None:
     assert speedup(made, 0.0).tolist() == [4.0]
 
 
-def test_intervals_are_those_of_calibrate(stored: Any) -> None:
-    found = compare(stored, ["asd", "strict"], draft_cost=0.1, off_trace="stop", resamples=300, seed=4)
+def test_intervals_are_those_of_calibrate() -> None:
+    source = read_trace("traces/smollm2-eagle3")
+    found = compare(source, ["asd", "strict"], draft_cost=0.1, resamples=300, seed=4)
     row = next(row for row in found.rows if row["rule"] == "asd")
-    assert 2 <= row["requests"] < 8  # some walks left the trace
-    there = judge(stored, Grid.product(*PUBLISHED), resamples=300, seed=4).row(0)
-    assert there["requests"] == row["requests"]
+    assert row["exact"] and row["gain_low"] < row["acceptance_length_gain"] < row["gain_high"]
+    there = Evaluator(source, resamples=300, seed=4).evaluate(Grid.product(*PUBLISHED)).row(0)
+    assert there["requests"] == row["requests"] == 24
     assert there["acceptance_length_gain"] == [row["acceptance_length_gain"], row["gain_low"], row["gain_high"]]
     strict = next(row for row in found.rows if row["rule"] == "strict")
     assert strict["gain_low"] == strict["gain_high"] == strict["acceptance_length_gain"] == 0.0
+    assert strict["against_asd_low"] < strict["against_asd"] < strict["against_asd_high"] < 0.0
+
+
+@pytest.mark.parametrize("off_trace", ["stop", "aligned", "pooled"])
+def test_a_row_that_is_not_exact_has_no_interval(stored: Any, off_trace: str) -> None:
+    found = compare(stored, ["asd", "strict"], draft_cost=0.1, off_trace=off_trace, resamples=300, seed=4)
+    row = next(row for row in found.rows if row["rule"] == "asd")
+    assert not row["exact"] and 0 < row["exact_share"] < 1 and row["acceptance_length_gain"] >= 0
+    assert row["gain_low"] is None and row["gain_high"] is None
+    strict = next(row for row in found.rows if row["rule"] == "strict")
+    assert strict["exact"] and strict["gain_low"] == 0.0  # and it is no fault of the row that ASD's is not exact
+    assert strict["against_asd"] <= 0 and strict["against_asd_low"] is strict["against_asd_high"] is None
+    if off_trace != "pooled":
+        there = Evaluator(stored, resamples=300).evaluate(Grid.product(*PUBLISHED), off_trace=off_trace).row(0)
+        assert there["requests"] == row["requests"] == (8 if off_trace == "aligned" else round(8 * row["exact_share"]))
+        assert there["acceptance_length_gain"] == [row["acceptance_length_gain"], None, None] and not there["exact"]
 
 
 def test_gain_of_one_request_has_no_interval(stored: Any) -> None:
-    bench = Bench(stored)
-    one, base = bench.measure(Grid.product(*PUBLISHED)), bench.measure(rule_grids("strict")[0])
+    meter = Meter(stored)
+    one, base = meter.measure(Grid.product(*PUBLISHED)), meter.measure(rule_grids("strict")[0])
     keep = np.arange(8) == 3
-    value, low, high = gain(one, base, keep, 0, 100)
+    weights = resample_weights(8, 500)
+    value, low, high = gain(one, base, keep, weights)
     length = one.tokens[0, 3] / one.steps[0, 3]
     assert value == pytest.approx(length / (base.tokens[0, 3] / base.steps[0, 3]) - 1) and low is None and high is None
-    value, low, high = gain(one, base, np.arange(8) < 2, 0, 100)  # nor has that of two
+    value, low, high = gain(one, base, np.arange(8) < 2, weights)  # nor has that of two
     assert np.isfinite(value) and low is None and high is None
-    value, low, high = gain(one, base, ~keep, 0, 500)
+    value, low, high = gain(one, base, ~keep, weights)
     assert low is not None and high is not None and low < value < high
 
 

@@ -11,7 +11,7 @@ import asdsim
 from asdsim.errors import UsageError
 from asdsim.evaluate.cost import fit_trace
 from asdsim.evaluate.figures import FIGURES, suffix_reuse
-from asdsim.evaluate.quality import judge
+from asdsim.evaluate.quality import Evaluator
 from asdsim.rules.settings import Grid
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
@@ -30,7 +30,8 @@ def result(trace):
 
 @pytest.fixture(scope="module")
 def quality(trace):
-    return judge(trace, GRID, cost=fit_trace(trace), scorer=lambda request, tokens: request < 12 or None)
+    scorer = lambda request, tokens: request < 12 or None  # noqa: E731
+    return Evaluator(trace, cost=fit_trace(trace), scorer=scorer).evaluate(GRID)
 
 
 def test_values_are_those_of_the_rows(quality, result) -> None:
@@ -81,7 +82,9 @@ def test_answers_that_change_are_counted_by_pair(trace) -> None:
         strict = table.setdefault(request, tokens) == tokens
         return strict == (request % 2 == 0)
 
-    quality = judge(trace, GRID, scorer=scorer, figures=["accuracy", "accuracy_change", "outputs_differ_share"])
+    quality = Evaluator(trace, scorer=scorer).evaluate(
+        GRID, figures=["accuracy", "accuracy_change", "outputs_differ_share"]
+    )  # fmt: skip
     differ = np.rint(quality.figures["outputs_differ_share"].value * 24).astype(int)
     assert (quality.changed.sum(axis=1) == differ).all() and differ.max() == 24
     last = quality.row(len(GRID) - 1)
@@ -99,17 +102,17 @@ def test_outputs_that_end_by_themselves_are_counted(trace, result, quality) -> N
     assert (quality.ended[:, 1] == quality.ended[0, 0]).all()  # B = 0 is strict
     assert quality.frame()["ended"].to_list() == quality.ended[:, 0].tolist()
     assert 0 < quality.ended[0, 0] < len(records)  # the token limit cut some
-    assert judge(trace, GRID, off_trace="aligned").ended is None
+    assert Evaluator(trace).evaluate(GRID, off_trace="aligned").ended is None
 
 
 def test_estimates_name_no_outputs_and_parts_stand_on_their_requests(trace) -> None:
-    loose = judge(trace, Grid.product(3, 0.3, 3), off_trace="aligned")
+    loose = Evaluator(trace).evaluate(Grid.product(3, 0.3, 3), off_trace="aligned")
     assert loose.exact_share[0] < 1 and "outputs_differ_share" not in loose.figures and loose.requests[0] == 24
-    stopped = judge(trace, Grid.product(3, 0.3, 3))
+    stopped = Evaluator(trace).evaluate(Grid.product(3, 0.3, 3))
     assert stopped.requests[0] == round(24 * stopped.exact_share[0])
-    half = judge(trace, GRID, requests=range(12))
-    other = judge(trace, GRID, requests=range(12, 24))
-    whole = judge(trace, GRID)
+    half = Evaluator(trace).evaluate(GRID, requests=range(12))
+    other = Evaluator(trace).evaluate(GRID, requests=range(12, 24))
+    whole = Evaluator(trace).evaluate(GRID)
     name = "regret_spent_mean"
     halves = (half.figures[name].value + other.figures[name].value) / 2
     assert np.allclose(halves, whole.figures[name].value) and (half.requests == 12).all()
