@@ -150,7 +150,7 @@ class Meter:
             off_trace_code(off_trace)
         self.trace, self.off_trace, self.device, self.threads = trace, off_trace, device, threads
         self._latest: tuple[Layout, Graph] | None = None
-        self.paired = np.arange(len(trace.request_ids()))
+        self.paired = np.arange(len(trace.request_records()))
         strict = self.measure(rule_grids("strict")[0])
         self.paired = np.flatnonzero(strict.exact[0])
         if not len(self.paired):
@@ -208,7 +208,7 @@ def draft_cost_of(trace: Trace) -> float:
     return float(np.median(drafted) / verify)
 
 
-def published(name: str, num_draft_tokens: int) -> list[Grid]:
+def published(name: str, num_draft_tokens: int = 0) -> list[Grid]:
     """Return a rule's published setting; for ``truncate`` every draft length."""
     if name == "asd":
         return [Grid.product(*PUBLISHED)]
@@ -303,14 +303,13 @@ def compare(
 
 def pick_setting(meter: Meter, name: str, risk: str, level: float | None, cost: float) -> Measured | None:
     """Return the one setting of a rule that takes part, None where no setting is within the level."""
-    width = meter.trace.manifest.num_draft_tokens
     if name == "truncate":
-        tried = [meter.measure(grid) for grid in published(name, width)]
+        tried = [meter.measure(grid) for grid in published(name, meter.trace.manifest.num_draft_tokens)]
         if meter.off_trace == "stop":  # the longest draft is strict matching, and exact
             tried = [setting for setting in tried if setting.exact.all()] or tried[-1:]
         return max(tried, key=lambda setting: float(speedup(setting, cost)[0]))
     if level is None or name == "strict":
-        return meter.measure(published(name, width)[0])
+        return meter.measure(published(name)[0])
     values = list(ASD_LADDER if name == "asd" else get_rule(name).ladder)
     whole = name != "asd" and next(p for p in get_rule(name).parameters if p.name == get_rule(name).knob).whole
     only_exact = meter.off_trace == "stop"

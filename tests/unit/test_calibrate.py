@@ -12,12 +12,19 @@ import pytest
 import asdsim
 from asdsim.errors import UsageError
 from asdsim.evaluate.cost import fit_trace
-from asdsim.evaluate.quality import Evaluator
-from asdsim.rules.settings import Grid
+from asdsim.evaluate.quality import Evaluator, Quality
+from asdsim.oracle import walk as oracle
+from asdsim.result import reference_blocks
+from asdsim.rules import NAMES, get_rule
+from asdsim.rules.settings import Grid, rule_grids
+from asdsim.stats import Intervals
 from asdsim.studies.audit import audit
 from asdsim.studies.calibrate import Limits, Quantile, calibrate, fastest, rejection_ratios
 from asdsim.studies.frozen import policy_record, read_policy, write_policy
 from asdsim.trace.graph import build_graph
+from asdsim.trace.reader import read_trace
+from tests.cli.test_rules import write as write_rules_trace
+from tests.support.toytrace import write_relaxed_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 GRID = Grid.product("0,4,8", ".1,.25,.5", "1,2")
@@ -26,6 +33,25 @@ GRID = Grid.product("0,4,8", ".1,.25,.5", "1,2")
 def choose(quality, limits: Limits) -> int:
     """Return the row that is chosen from one table."""
     return fastest([quality], limits)[1]
+
+
+def by_oracle(source, policy) -> tuple[list[int], list[int]]:
+    """Return the tokens and the steps of every request under a setting, walked by the oracle."""
+    walks = [
+        oracle.walk(blocks, B=policy.budget, g=policy.gate, M=policy.cap, max_new_tokens=record.max_new_tokens,
+                    eos=record.eos_ids)
+        for record, blocks in zip(source.request_records(), reference_blocks(source), strict=True)
+    ]  # fmt: skip
+    return [len(walk.tokens) for walk in walks], [len(walk.accepted) for walk in walks]
+
+
+def table(settings: Grid, exact: bool = True, **figures: list[tuple[float, float, float]]) -> Quality:
+    """Return a table of figures, each (value, low, high) per setting."""
+    number = len(settings)
+    return Quality(
+        settings, np.full(number, 24), np.ones(number), np.full(number, exact),
+        {name: Intervals(*np.array(rows, float).T) for name, rows in figures.items()}, np.zeros(number),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +137,12 @@ def test_frozen_judged_and_read_back(trace, holdout, tmp_path) -> None:
     made = calibrate(
         Evaluator(trace, cost=cost), GRID, holdout=Evaluator(holdout, cost=cost), limits=Limits(regret_per_token=0.05)
     )
-    alone = Evaluator(holdout, cost=cost).evaluate(made.grid)
-    name = "mean_acceptance_length"
-    assert made.holdout.figures[name].value[0] == alone.figures[name].value[0]
-    gap = made.calibration.figures[name].value[0] - alone.figures[name].value[0]
-    assert made.optimism()[name] == pytest.approx(gap)
+    name, lengths = "mean_acceptance_length", []
+    for source, side in ((trace, made.calibration), (holdout, made.holdout)):
+        tokens, steps = by_oracle(source, made.grid.policy(0))
+        assert side.figures[name].value[0] == sum(tokens) / sum(steps) and side.requests[0] == 24
+        lengths.append(sum(tokens) / sum(steps))
+    assert made.optimism()[name] == lengths[0] - lengths[1] != 0.0
     file = tmp_path / "policy.json"
     write_policy(policy_record(made, trace, holdout, cost), file)
     grid, record = read_policy(file)
@@ -219,3 +246,140 @@ def test_audit_needs_a_natural_end(trace, tmp_path) -> None:
     fixed = replace(trace, manifest=trace.manifest.replace(stop="fixed"))
     with pytest.raises(UsageError, match="natural end"):
         audit(fixed, GRID, lambda ids: "")
+
+
+@pytest.mark.parametrize(
+    ("limits", "figure", "interval", "by_value", "by_bound"),
+    [
+        ({"accuracy_drop": 0.05}, "accuracy_change", (0.0, -0.2, 0.1), True, False),
+        ({"accuracy_drop": 0.05}, "accuracy_change", (-0.04, -0.045, 0.1), True, True),
+        ({"accuracy_drop": 0.05}, "accuracy_change", (-0.06, -0.1, 0.1), False, False),
+        ({"accuracy_drop": 0.05}, "accuracy_change", (0.2, -0.04, 0.3), True, True),
+        ({"length_change": 0.05}, "length_change", (0.04, 0.01, 0.1), True, False),
+        ({"length_change": 0.2}, "length_change", (-0.1, -0.4, 0.1), True, False),
+        ({"length_change": 0.2}, "length_change", (-0.3, -0.35, 0.1), False, False),
+        ({"length_change": 0.2}, "length_change", (0.1, -0.1, 0.2), True, True),
+        ({"divergence": 0.05}, "outputs_differ_share", (0.04, 0.01, 0.1), True, False),
+        ({"divergence": 0.05}, "outputs_differ_share", (0.04, 0.01, 0.05), True, True),
+        ({"regret_per_token": 0.05}, "regret_per_token", (0.04, 0.01, 0.1), True, False),
+        ({"regret_per_token": 0.05}, "regret_per_token", (0.05, 0.01, 0.05), True, True),
+        ({"regret_per_token": 0.05}, "regret_per_token", (0.04, np.nan, np.nan), True, False),
+    ],
+)
+def test_a_bound_holds_the_far_end(limits, figure, interval, by_value: bool, by_bound: bool) -> None:
+    quality = table(Grid.product(1, 1, 1), **{figure: [interval]})
+    assert Limits(**limits).hold(quality).tolist() == [by_value]
+    assert Limits(**limits, bound=True).hold(quality).tolist() == [by_bound]
+
+
+def test_of_equally_fast_settings_the_one_with_the_least_regret_is_chosen() -> None:
+    def chosen(speeds: list[float], regrets: list[float], **axes: list[float]) -> int:
+        grid = replace(Grid.product([1, 2], 1, 1), **{name: np.array(values) for name, values in axes.items()})
+        return choose(table(grid, mean_acceptance_length=[(v, v, v) for v in speeds],
+                            regret_per_token=[(v, v, v) for v in regrets]), Limits())  # fmt: skip
+
+    assert chosen([2.0, 2.0], [0.5, 0.1]) == 1 and chosen([2.0, 2.0], [0.1, 0.5]) == 0
+    assert chosen([2.0, 2.0 - 1e-13], [0.5, 0.1]) == 1  # two orders of one sum
+    assert chosen([2.0, 2.0 - 1e-10], [0.5, 0.1]) == 0
+    assert chosen([1.0, 3.0], [0.1, 0.5]) == 1
+    assert chosen([2.0, 2.0], [0.1, 0.1]) == 0 and chosen([2.0, 2.0], [0.1, 0.1], budget=[3.0, 2.0]) == 1
+    assert chosen([2.0, 2.0], [0.1, 0.1], budget=[2.0, 2.0], gate=[0.5, 0.4]) == 1
+    assert chosen([2.0, 2.0], [0.1, 0.1], budget=[2.0, 2.0], cap=[2.0, 1.0]) == 1
+    speeds = table(Grid.product([1, 2], 1, 1), mean_acceptance_length=[(3, 3, 3), (2, 2, 2)],
+                   speed_up=[(1.1, 1, 2), (1.2, 1, 2)], regret_per_token=[(0, 0, 0)] * 2)  # fmt: skip
+    assert choose(speeds, Limits()) == 1  # longer steps are not faster where drafts cost
+    one, two = (table(Grid.product(B, 1, 1), mean_acceptance_length=[(v, v, v)], regret_per_token=[(0, 0, 0)])
+                for B, v in ((1, 2.0), (2, 2.5)))  # fmt: skip
+    assert fastest([one, two], Limits()) == (1, 0) and fastest([two, one], Limits()) == (0, 0)
+
+
+def test_a_seed_parts_requests_anew_and_repeats() -> None:
+    trace = asdsim.load(TRACES / "smollm2-layerskip")
+    made = [calibrate(Evaluator(trace, seed=seed), GRID, split=4) for seed in (0, 1, 1)]
+    parts = [[fold["held_out"] for fold in one.folds] for one in made]
+    assert parts == [[6, 6, 6, 6]] * 3
+    rows = [one.holdout.row(0) for one in made]
+    assert rows[1] == rows[2] and made[1].folds == made[2].folds
+    assert rows[0]["mean_acceptance_length"][1:] != rows[1]["mean_acceptance_length"][1:]
+    strict = [Evaluator(trace, seed=seed) for seed in (0, 1)]
+    budgets = []
+    for evaluator in strict:  # what was held out decides: the quantile of the others' ratios
+        one = calibrate(evaluator, Quantile(cap=2), estimated="aligned")
+        graph = evaluator.graph(one.grid.layout)
+        part_of = np.random.default_rng(evaluator.seed).permutation(24) % 4
+        budgets.append([Quantile(cap=2).setting(graph, np.flatnonzero(part_of != n).tolist()).budget[0]
+                        for n in range(4)])  # fmt: skip
+    assert budgets[0] != budgets[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_setting_of_every_rule_is_chosen_frozen_and_read_back(tmp_path_factory, tmp_path, name: str) -> None:
+    source = rules_trace(tmp_path_factory)
+    rule = get_rule(name)
+    given = {rule.knob: list(rule.ladder[:: max(1, len(rule.ladder) // 3)])} if rule.knob else {}
+    grids = rule_grids(name, {"K": [1, 3, 5]} if name == "truncate" else given)
+    made = calibrate(Evaluator(source, resamples=50), grids, estimated="aligned")
+    lengths = [Evaluator(source, resamples=2).evaluate(grid, figures=["mean_acceptance_length"], off_trace="aligned")
+               .figures["mean_acceptance_length"].value.max() for grid in grids]  # fmt: skip
+    assert made.candidates == sum(map(len, grids))
+    assert made.calibration.figures["mean_acceptance_length"].value[0] == max(lengths)
+    write_policy(policy_record(made, source, None, None), tmp_path / "policy.json")
+    grid, record = read_policy(tmp_path / "policy.json")
+    assert record["rule"] == name and "B" not in record
+    assert grid.layout == made.grid.layout and grid.params == made.grid.params
+    assert (grid.budget, grid.gate, grid.cap) == (made.grid.budget, made.grid.gate, made.grid.cap)
+    assert str(grid.policy(0)) == str(made.grid.policy(0))
+
+
+_RULES_TRACE: list = []
+
+
+def rules_trace(tmp_path_factory):
+    """Return a toy trace with every column that a rule may need; written once."""
+    if not _RULES_TRACE:
+        _RULES_TRACE.append(read_trace(write_rules_trace(tmp_path_factory.mktemp("rules") / "trace")))
+    return _RULES_TRACE[0]
+
+
+def test_infinite_parameters_and_readings_survive_the_file(trace, tmp_path) -> None:
+    for n, grid in enumerate((
+        rule_grids("entropy", {"h": [float("inf")], "m": [3]})[0], Grid.product(4, "inf", "inf", "dspark"),
+        Grid.product(0.25, 0.1, 2, regret="probability", value="unit", ledger="block"),
+    )):  # fmt: skip
+        made = calibrate(Evaluator(trace, resamples=2), grid, estimated="aligned")
+        write_policy(policy_record(made, trace, None, None), tmp_path / f"{n}.json")
+        back = read_policy(tmp_path / f"{n}.json")[0]
+        assert back.policy(0) == grid.policy(0) and back.params == grid.params
+    text = json.loads((tmp_path / "0.json").read_text())
+    assert text["parameters"] == {"h": "inf", "m": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda record: record.update(rule="marz"), "did you mean 'mars'"),
+        (lambda record: record.update(rule=7), "rule is 7, not text"),
+        (lambda record: record.pop("parameters"), "no parameters"),
+        (lambda record: record.update(parameters=[1]), "not a JSON object"),
+        (lambda record: record["parameters"].update(theta=2), "theta=2 is outside its range"),
+        (lambda record: record["parameters"].update(theta=[0.5, 0.6]), "theta is .*not a number or a name"),
+        (lambda record: record["parameters"].update(theta="0.5,0.6"), "several settings"),
+        (lambda record: record["parameters"].update(tau=1), "unknown parameter of rule mars 'tau'"),
+        (lambda record: record.update(target="m"), "target is 'm', not an object"),
+        (lambda record: record.update(num_draft_tokens=True), "num_draft_tokens is True"),
+    ],
+)
+def test_policy_files_of_a_rule_that_are_refused(tmp_path_factory, tmp_path, change, message: str) -> None:
+    source = rules_trace(tmp_path_factory)
+    made = calibrate(Evaluator(source, resamples=2), rule_grids("mars"), estimated="aligned")
+    record = policy_record(made, source, None, None)
+    change(record)
+    (tmp_path / "p.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError, match=message):
+        read_policy(tmp_path / "p.json")
+
+
+def test_without_captured_strict_walks_nothing_is_exact(tmp_path) -> None:
+    source = read_trace(write_relaxed_trace(tmp_path / "relaxed", strict_for=3))
+    with pytest.raises(UsageError, match="none of 1 settings is exact: the strict walk of 7 requests is not captured"):
+        calibrate(Evaluator(source), Grid.product("inf", "inf", "inf"))
