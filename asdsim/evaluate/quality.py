@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import stats
-from ..rules.scoring import DEFAULT, Layout
+from ..rules.scoring import Layout
 from ..rules.settings import STRICT, Grid
 from ..stats import Intervals
 from ..trace.graph import Graph, build_graph
@@ -25,7 +25,7 @@ from ..walk import request as columns
 from ..walk.sweep import Walks, walk_grid
 from .cost import CostModel
 from .figures import FIGURES
-from .likelihood import EdgeTable, apart, edge_table
+from .outputs import EdgeTable, apart, edge_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -354,9 +354,7 @@ def strict_beside(grid: Grid) -> Grid:
     Of a reading of ASD it is B = 0 of that reading (under ``lightllm``, which compares logits, ties are accepted); of
     another rule strict matching by token id, on whole blocks even where the rule cuts them.
     """
-    asd = grid.layout.rule == "asd"
-    strict = Grid.of([STRICT.with_semantics(grid.semantics) if asd else STRICT])
-    return replace(strict, layout=grid.layout if asd else DEFAULT)
+    return replace(grid.strict, layout=grid.layout) if grid.layout.rule == "asd" else Grid.of([STRICT])
 
 
 @dataclass

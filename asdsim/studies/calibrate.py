@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..errors import UsageError
 from ..evaluate.quality import Evaluator, Quality, strict_beside
-from ..rules.settings import Grid, reading
+from ..rules.settings import Grid, layout_of
 from ..trace.graph import Graph
 from .frozen import check_same_models, how_to_cover, identity, setting_name, setting_record
 
@@ -325,7 +325,7 @@ def calibrate(
 
 
 def _by_quantile(evaluator: Evaluator, way: Quantile, limits: Limits, off_trace: str) -> Calibration:
-    graph = evaluator.graph(reading(way.semantics)[1])
+    graph = evaluator.graph(layout_of(way.semantics))
     setting = way.setting(graph)
     quality = evaluator.evaluate(setting, off_trace=off_trace)
     _need_exact(quality, evaluator.trace, off_trace)

@@ -29,9 +29,10 @@ from ..rules.scoring import Layout
 from ..rules.settings import Grid, rule_grids
 from ..trace.graph import Graph, build_graph
 from ..trace.stored import Trace
-from ..walk.estimate import DRAWS, SEED, pooled_graph
+from ..walk.estimate import mean_walks
+from ..walk.off_trace import OFF_TRACE, off_trace_mode
 from ..walk.request import ACCEPTED, DRAFTED, RELAXED, STEPS, TOKENS
-from ..walk.sweep import off_trace_code, walk_grid
+from ..walk.sweep import walk_grid
 
 RISKS = {
     "regret_max": "largest realised regret of a request, in logits",
@@ -146,8 +147,7 @@ class Meter:
     """
 
     def __init__(self, trace: Trace, off_trace: str = "pooled", device: str = "auto", threads: int = 0) -> None:
-        if off_trace != "pooled":
-            off_trace_code(off_trace)
+        off_trace_mode(off_trace)
         self.trace, self.off_trace, self.device, self.threads = trace, off_trace, device, threads
         self._latest: tuple[Layout, Graph] | None = None
         self.paired = np.arange(len(trace.request_records()))
@@ -171,29 +171,17 @@ class Meter:
         graph = self.graph(grid.layout)
         options: dict[str, Any] = {"device": self.device, "threads": self.threads}
         true = walk_grid(graph, grid, **options)
-        names = (STEPS, TOKENS, ACCEPTED, DRAFTED)
-        counts = {name: true.counts[..., name].astype(np.float64) for name in names}
-        spent = true.spent
-        if self.off_trace != "stop" and not true.exact.all():
-            # Draw by draw, so that no more than one is in memory; each adds to the sums.
-            pooled = self.off_trace == "pooled"
-            draws, mode = (DRAWS, "aligned") if pooled else (1, self.off_trace)
-            rng = np.random.default_rng(SEED)
-            sums = {name: np.zeros(spent.shape, np.int64) for name in names}
-            ledger = np.zeros(spent.shape)
-            for _ in range(draws):
-                walks = walk_grid(pooled_graph(graph, 1, rng) if pooled else graph, grid, off_trace=mode, **options)
-                for name in names:
-                    sums[name] += walks.counts[..., name]
-                ledger += walks.spent
-            # The true walk stays where nothing is missing: an estimated one ends with the strict output.
-            counts = {name: np.where(true.exact, counts[name], sums[name] / draws) for name in names}
-            spent = np.where(true.exact, spent, ledger / draws)
-        measured = Measured(
-            grid, counts[STEPS], counts[TOKENS], counts[ACCEPTED], spent, counts[DRAFTED],
-            true.counts[..., RELAXED] > 0, true.exact,
-        )  # fmt: skip
-        return measured if len(self.paired) == true.exact.shape[1] else measured.requests(self.paired)
+        counts, spent = true.counts.astype(np.float64), true.spent
+        mode = OFF_TRACE[self.off_trace]
+        if not mode.has_walks:
+            counts, spent = mean_walks(graph, grid, true, **options)
+        elif mode.estimate and not true.exact.all():
+            walks = walk_grid(graph, grid, off_trace=mode.name, **options)
+            counts, spent = walks.counts.astype(np.float64), walks.spent
+        steps, tokens, accepted, drafted = (counts[..., name] for name in (STEPS, TOKENS, ACCEPTED, DRAFTED))
+        relaxed = true.counts[..., RELAXED] > 0
+        measured = Measured(grid, steps, tokens, accepted, spent, drafted, relaxed, true.exact)
+        return measured if len(self.paired) == graph.num_requests else measured.requests(self.paired)
 
 
 def draft_cost_of(trace: Trace) -> float:

@@ -68,10 +68,9 @@ def setting_record(grid: Grid) -> dict[str, Any]:
     """
     if grid.layout.rule != "asd":
         return {"rule": grid.layout.rule, "parameters": plain(dict(grid.params[0]) if grid.params else {})}
-    base, _, scope = grid.semantics.partition(":")
     return plain({
         "rule": "asd", "B": float(grid.budget[0]), "g": float(grid.gate[0]), "M": float(grid.cap[0]),
-        "semantics": base, "regret": grid.layout.regret, "value": grid.layout.value, "ledger": scope or "request",
+        "semantics": grid.semantics, "regret": grid.layout.regret, "value": grid.layout.value, "ledger": grid.ledger,
     })  # fmt: skip
 
 
@@ -81,7 +80,7 @@ def setting_name(grid: Grid, setting: int = 0) -> str:
     if grid.layout.rule != "asd":
         return str(policy) if policy.label else grid.layout.rule
     varied = grid.parameters(setting)
-    return f"{policy} ({policy.semantics.partition(':')[0]}{', ' if varied else ''}{varied})"
+    return f"{policy} ({policy.semantics}{', ' if varied else ''}{varied})"
 
 
 def how_to_cover(path: Path, grid: Grid) -> str:
@@ -96,9 +95,9 @@ def how_to_cover(path: Path, grid: Grid) -> str:
     for name, axis in axes:
         values = [f"{value:g}" if name == "M" else repr(value) for value in dict.fromkeys(axis.tolist())]
         words.append(f"--{name} {','.join(values)}")
-    base, _, scope = grid.semantics.partition(":")
-    usual = {"semantics": "paper", "regret": "logit", "value": SEMANTICS.get(base, "suffix"), "ledger": "request"}
-    given = {"semantics": base, "regret": grid.layout.regret, "value": grid.layout.value, "ledger": scope or "request"}
+    usual = {"semantics": "paper", "regret": "logit", "value": SEMANTICS[grid.semantics], "ledger": "request"}
+    layout = grid.layout
+    given = {"semantics": grid.semantics, "regret": layout.regret, "value": layout.value, "ledger": grid.ledger}
     words += [f"--{name} {value}" for name, value in given.items() if value != usual[name]]
     return " ".join([f"asdsim cover {path}", *words])
 

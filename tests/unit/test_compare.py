@@ -29,8 +29,9 @@ from asdsim.studies.compare import (
     pick_setting,
     speedup,
 )
-from asdsim.trace.graph import build_graph, edge_tokens_of
+from asdsim.trace.graph import build_graph
 from asdsim.trace.reader import read_trace
+from asdsim.trace.tokens import edge_tokens
 from asdsim.walk import request as columns
 from asdsim.walk.estimate import DRAWS, pooled_graph
 from asdsim.walk.request import STEPS, TOKENS
@@ -57,8 +58,8 @@ def test_an_output_differs_from_strict_where_something_was_relaxed(name: str) ->
             graph = build_graph(source, grid.layout)
             walks, strict = walk_grid(graph, grid, device="cpu"), walk_grid(graph, Grid.of([STRICT]), device="cpu")
             for n, r in np.argwhere(walks.exact & strict.exact[0]):
-                tokens = edge_tokens_of(source, graph, int(walks.edge[n, r]))
-                base = edge_tokens_of(source, graph, int(strict.edge[0, r]))
+                tokens = edge_tokens(source, graph, int(walks.edge[n, r]))
+                base = edge_tokens(source, graph, int(strict.edge[0, r]))
                 assert (tokens != base) == (walks.counts[n, r, columns.RELAXED] > 0)
                 checked += 1
     assert checked > 10

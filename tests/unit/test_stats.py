@@ -141,3 +141,20 @@ def test_the_acceleration_leans_to_the_long_tail() -> None:
     wide = stats.Resampled(columns, stats.resample_weights(n)).interval(ratio)
     assert [wide.low[0], wide.high[0]] == pytest.approx([0.8464, 4.5315], abs=1e-4)
     assert wide.high[0] - wide.value[0] > 2.5 * (wide.value[0] - wide.low[0])
+
+
+def test_a_ratio_over_many_requests_has_the_same_interval_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tracemalloc
+
+    rng = np.random.default_rng(3)
+    steps = rng.integers(20, 60, 1000).astype(float)
+    tokens = steps * rng.gamma(9.0, 0.3, 1000)
+    by_weights = stats.ratio_interval(tokens, steps)
+    monkeypatch.setattr(stats, "MANY", 999)
+    tracemalloc.start()
+    one_by_one = stats.ratio_interval(tokens, steps)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert by_weights is not None and one_by_one is not None
+    width = by_weights[1] - by_weights[0]
+    assert np.allclose(one_by_one, by_weights, atol=0.06 * width)  # two draws of 2000 resamples

@@ -123,13 +123,13 @@ def make_scorer(
     Raises
     ------
     UsageError
-        If programs are to be run and what runs them is not installed, or a pattern or function cannot be used.
+        If programs are to be run and cannot be on this system, or a pattern or function cannot be used.
     """
     from . import humaneval
 
     names = [scorer_name(record, chosen or {}, allow_code) for record in records]
     if "humaneval" in names:
-        humaneval.check_installed()
+        humaneval.check_supported()
     scores = {name: _score(name) for name in dict.fromkeys(names) if name not in (None, "humaneval")}
     return TaskScorer(records, names, scores, decode, timeout, memory)
 
