@@ -247,19 +247,21 @@ class Result:
         Parameters
         ----------
         **options
-            ``cost``, ``scorer``, ``figures``, ``resamples`` and ``seed`` of :func:`asdsim.evaluate.quality.judge`; for
-            example ``cost=asdsim.evaluate.cost.fit_trace(trace)``.
+            ``cost``, ``scorer``, ``resamples`` and ``seed`` of :class:`asdsim.evaluate.quality.Evaluator`, for example
+            ``cost=asdsim.evaluate.cost.fit_trace(trace)``; and ``figures`` of its ``evaluate``.
 
         Raises
         ------
         UsageError
             On a replay that has no single walk for each request: pooled estimates, or the oracle.
         """
-        from .evaluate.quality import judge
+        from .evaluate.quality import Evaluator
 
         if not self.has_intervals:
             raise UsageError("these figures have no interval of this kind", fix="replay on --device cpu, not pooled")
-        return judge(self.trace, self.grid, off_trace=self.off_trace, device=self.device, graph=self.graph, **options)
+        figures = options.pop("figures", None)
+        evaluator = Evaluator(self.trace, device=self.device, graphs={self.grid.layout: self.graph}, **options)
+        return evaluator.evaluate(self.grid, figures=figures, off_trace=self.off_trace)
 
     def write(self, path: str | Path, provenance: dict[str, Any] | None = None) -> None:
         """Write the rows to Parquet, whole or not at all; ``provenance`` goes into the file's metadata.

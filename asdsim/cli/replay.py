@@ -40,7 +40,7 @@ INEXACT = "~"
 """Stands before every figure of a row that is not exact."""
 
 FIGURES = ("mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "regret_spent_mean")
-SPEED = ("tokens_per_second", "speed_up")
+SPEED = ("tokens_per_second", "speed_up_plain", "speed_up")
 
 
 def _check_off_trace(name: str | None) -> None:
@@ -82,7 +82,8 @@ def _check_device(name: str) -> None:
     metavar="NAME|FILE",
     default="none",
     show_default=True,
-    help="Predict the speed-up over strict from step times: trace (its own), a published name, or a table (CSV, JSON).",
+    help="Predict the speed-up over the target alone and over strict from step times: trace (its own), a published "
+    "name, or a table (CSV, JSON).",
 )
 @json_option
 @config_option
@@ -239,8 +240,9 @@ def _columns(
         head("regret mean", "regret_spent_mean"): number("regret_spent_mean"),
         "regret max": number("regret_spent_max"),
     }
-    if any("speed_up" in row["intervals"] for row in rows):
-        columns[f"predicted speed-up over {base}, 95 %"] = number("speed_up")
+    for name, over in (("speed_up_plain", "the target alone"), ("speed_up", base)):
+        if any(name in row["intervals"] for row in rows):
+            columns[f"predicted speed-up over {over}, 95 %"] = number(name)
     return columns
 
 
@@ -249,20 +251,15 @@ def _intervals(result: Result, rows: Sequence[int], cost: CostModel | None) -> l
 
     None where a row is not exact, or has other requests than its baseline; nothing at all for pooled and the oracle.
     """
-    from ..evaluate.quality import judge, take
+    from ..evaluate.quality import Evaluator
 
     if not result.has_intervals or not result.graph.num_requests or not len(rows):
         return [{} for _ in rows]
     names = [*FIGURES, *(SPEED if cost is not None else ())]
-    quality = judge(
-        result.trace, take(result.grid, rows), cost=cost, figures=names, off_trace=result.off_trace,
-        device=result.device, graph=result.graph,
-    )  # fmt: skip
-    sure = result.columns["exact"] & (result.columns["paired_requests"] == result.columns["requests"])
-    table = [quality.row(n) if sure[row] else {} for n, row in enumerate(rows)]
-    return [
-        {name: held[name] if name in held and held[name][1] is not None else None for name in names} for held in table
-    ]
+    evaluator = Evaluator(result.trace, cost=cost, device=result.device, graphs={result.grid.layout: result.graph})
+    quality = evaluator.evaluate(result.grid[rows], figures=names, off_trace=result.off_trace)
+    held = [quality.row(n) for n in range(len(rows))]
+    return [{name: row[name] if row[name][1] is not None else None for name in names} for row in held]
 
 
 def _put_intervals(results: list[Result], shown: list[dict[str, Any]], cost: CostModel | None) -> None:

@@ -91,6 +91,24 @@ class CostModel:
         one = self.step(width, prompt + 0.5 * tokens)
         return np.asarray((np.where(steps > 0, self.first.at(width, prompt), 0.0) + rest * one) * 1e-6)
 
+    def plain_seconds(self, tokens: Any, prompt: Any) -> Floats:
+        """Return the predicted seconds of the target alone on whole requests: one forward pass per token, no draft.
+
+        A forward pass of one token is a verification of no draft token. Where all blocks of a trace have one K, the fit
+        cannot tell what the draft tokens add, and a verification of K + 1 tokens stands for it: the target alone may
+        then be faster than predicted, and a speed-up over it smaller.
+
+        Parameters
+        ----------
+        tokens, prompt : array
+            Generated tokens, and tokens of the prompt, of each request.
+        """
+        tokens, prompt = np.asarray(tokens, np.float64), np.asarray(prompt, np.float64)
+        begin = self.first.at(0, prompt) - self.draft.at(0, prompt) - self.select.at(0, prompt)
+        begin = np.maximum(begin, self.verify.at(0, prompt))
+        each = self.verify.at(0, prompt + 0.5 * tokens)
+        return np.asarray((np.where(tokens > 0, begin, 0.0) + np.maximum(tokens - 1, 0) * each) * 1e-6)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, in microseconds."""
         return asdict(self)
