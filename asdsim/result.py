@@ -518,12 +518,12 @@ def replay_grid_breakpoints(
     source = trace if isinstance(trace, Trace) else load(trace)
     graph = build_graph(source, grid.layout)
     pairs = list(zip(grid.gate.tolist(), grid.cap.tolist(), strict=True))
-    found = breakpoints_of(
+    thresholds = breakpoints_of(
         graph, pairs, off_trace_code(off_trace), grid.reading, upper=upper, threads=threads,
         compiled=chosen != "python", progress=progress, note=note,
     )  # fmt: skip
     results = []
-    for points, (gate, cap) in zip(found, pairs, strict=True):
+    for points, (gate, cap) in zip(thresholds, pairs, strict=True):
         budgets = np.append(0.0, points)
         number = len(budgets)
         axes = {"B": budgets.tolist(), "g": [gate], "M": [cap]}
@@ -611,7 +611,7 @@ def _reference_rows(step: StepRecord, request_id: str, params: dict[str, Any]) -
         row: dict[str, Any] = {
             "rank": int(step.ranks[i]), "top_logits": step.top_logits[i].astype(np.float64).tolist(),
             "draft_logit": float(step.draft_logits[i]), "logsumexp": float(step.logsumexp[i]),
-            "entropy": float(step.entropy[i]), **{name: float(part[i]) for name, part in step.divergences.items()},
+            "entropy": float(step.entropy[i]), **{name: float(values[i]) for name, values in step.divergences.items()},
         }  # fmt: skip
         if step.draft_logprobs is not None:
             row["draft_logprob"] = float(step.draft_logprobs[i])
@@ -631,7 +631,7 @@ def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> W
     layout = grid.layout
     value = layout.value if layout.rule == "asd" else ""
     every = reference_blocks(trace, layout)
-    for one, (record, blocks) in enumerate(zip(trace.request_records(), every, strict=True)):
+    for request, (record, blocks) in enumerate(zip(trace.request_records(), every, strict=True)):
         for setting in range(number):
             policy = grid.policy(setting)
             allows = None
@@ -643,13 +643,13 @@ def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> W
                 eos=record.eos_ids if record.stop == "natural" else (), off_trace=off_trace,
                 semantics=grid.semantics, ledger=grid.ledger, value=value, allows=allows,
             )  # fmt: skip
-            row = counts[setting, one]
+            row = counts[setting, request]
             row[columns.STEPS], row[columns.DRAFTED] = len(out.accepted), sum(out.drafted)
             row[columns.ACCEPTED], row[columns.TOKENS] = sum(out.accepted), len(out.tokens)
             row[columns.RELAXED], row[columns.LEFT] = out.relaxed, out.left
             for reason in out.refused_by:
                 row[reasons[reason]] += 1
-            spent[setting, one] = out.spent
+            spent[setting, request] = out.spent
             if off_trace != "stop" or out.left == 0:
                 histogram[setting] += np.bincount(out.accepted, minlength=graph.max_draft + 1)
     return Walks(counts, spent, np.full((number, requests), -1, np.int64), histogram)
