@@ -424,7 +424,6 @@ def replay_grid(
     chosen = choose_device(device)
     source = trace if isinstance(trace, Trace) else load(trace)
     graph = build_graph(source, grid.layout)
-
     name = off_trace if mode.has_walks else "stop"
 
     def walk_on(layout: Layout, part: Grid) -> Walks:
@@ -436,11 +435,10 @@ def replay_grid(
     def walk(part: Grid) -> Walks:
         return walk_on(grid.layout, part)
 
-    strict = walk_on(
-        DEFAULT if grid.layout.width else grid.layout, grid.strict
-    )  # on whole blocks, where a rule cuts them
+    # A rule that cuts blocks is compared with strict matching on whole ones.
+    strict = walk_on(DEFAULT, grid.strict) if grid.layout.width else None
     if not mode.has_walks:
-        figures = _pooled_figures(graph, grid, strict, chosen, threads, progress)
+        figures = _pooled_figures(graph, grid, strict or walk(grid.strict), chosen, threads, progress)
     elif chosen in ("reference", "python"):
         figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, strict=strict, progress=progress)
     else:
