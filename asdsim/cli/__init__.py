@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -36,8 +38,19 @@ COMMANDS = {
 }
 
 
+class ReaderGone(Exception):
+    """The reader of our output has gone, for example `head`. Not an OSError: click ends on that with status 1."""
+
+
 class LazyGroup(click.Group):
     """A group that imports a command only when it is called."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise ReaderGone from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order of use."""
@@ -98,8 +111,10 @@ def main(args: list[str] | None = None) -> None:
     except click.exceptions.Abort:
         click.echo("asdsim: interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone, for example `head`
-        sys.stderr.close()
+    except ReaderGone:
+        # What is still in the buffer goes nowhere, or Python would complain about it while it shuts down.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
         _fail(f"{error.filename or 'file system'}: {error.strerror or error}")

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, counted, json_option, note, print_json
+from .common import TracePath, config_option, counted, json_option, note, print_json, print_rows, with_interval
+from .quality_options import seed_option
 
 SHORT = {
     "mean_acceptance_length": "tokens/step",
@@ -22,7 +23,7 @@ SHORT = {
 @click.option("--g", "g", metavar="LIST", help="Gates.")
 @click.option("--M", "M", metavar="LIST", help="Caps.")
 @click.option("--semantics", default="paper", show_default=True, help="Which reading of the rule.")
-@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@seed_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for a figure of the errors.")
 @json_option
 @config_option
@@ -58,14 +59,18 @@ def command(
     else:
         settings = counted(found.summary["settings"][0], "setting")
         click.echo(f"{counted(found.requests, 'request')}, {settings} with a relaxed token")
-        click.echo("| estimate | figure | mean error | 95 % interval | worst setting | bias |")
-        click.echo("|---|---|---|---|---|---|")
-        for row in found.summary.to_dicts():
-            click.echo(
-                f"| {row['estimator']} | {SHORT[row['figure']]} | {100 * row['mean_error']:.1f} % "
-                f"| {100 * row['mean_low']:.1f} - {100 * row['mean_high']:.1f} % | {100 * row['worst_error']:.1f} % "
-                f"| {100 * row['bias']:+.1f} % |"
-            )
+        print_rows(
+            ["estimate", "figure", "mean error (%)", "worst setting (%)", "bias (%)"],
+            [
+                [
+                    row["estimator"], SHORT[row["figure"]],
+                    *(with_interval([row[f"{kind}_error"], row[f"{kind}_low"], row[f"{kind}_high"]], "{:.1f}", 100.0)
+                      for kind in ("mean", "worst")),
+                    f"{100 * row['bias']:+.1f}",
+                ]
+                for row in found.summary.to_dicts()
+            ],
+        )  # fmt: skip
         if text := few(found.requests):
             note(text)
     if output is not None:

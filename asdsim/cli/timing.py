@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, json_option, note, print_json, progress_bar
+from .common import TracePath, config_option, json_option, note, print_json, print_rows, progress_bar, with_interval
 from .quality_options import bootstrap_options, check_resamples, cost_of, cost_option
 
 
@@ -43,7 +43,7 @@ def command(
     from .. import result as api
     from ..live.timing import RUNS, time_policy
     from ..stats import few
-    from ..studies.calibrate import read_policy
+    from ..studies.frozen import read_policy
 
     grid, record = read_policy(policy)
     model = None if cost == "trace" else cost_of(cost, api.load(trace))
@@ -67,26 +67,34 @@ def command(
                 }
                 for n, name in enumerate(RUNS)
             ],
-            "speed_up": _named(measured), "predicted_from_live_steps": found.predicted_live,
+            "predicted_over_target_alone": found.predicted_plain,
+            "predicted_strict_over_target_alone": found.predicted_strict_plain,
+            "speed_up": _named(measured), "speed_up_over": "strict speculative decoding",
+            "predicted_from_live_steps": found.predicted_live,
             "predicted_from_replay": None if predicted is None else _named(predicted),
             "predicted_tokens_per_second": found.predicted_rate, "drift": found.drift, "problems": found.problems,
         }  # fmt: skip
         print_json("timing", payload)
         return 1 if found.problems else 0
-    click.echo("| run | tokens | steps | tokens per step | seconds | tokens per second |")
-    click.echo("|---|---|---|---|---|---|")
-    for n, name in enumerate(RUNS):
-        tokens_made, steps = int(found.tokens[n].sum()), int(found.steps[n].sum())
-        click.echo(
-            f"| {name} | {tokens_made} | {steps} | {tokens_made / steps:.3f} | {found.seconds[n].sum():.2f} "
-            f"| {found.rates[n]:.2f} |"
-        )
-    click.echo(f"measured speed-up over strict {_text(measured)}, drift of the strict runs {100 * found.drift:+.1f} %")
+    runs = [
+        [
+            name, f"{found.tokens[n].sum()}", f"{found.steps[n].sum()}",
+            f"{found.tokens[n].sum() / found.steps[n].sum():.3f}", f"{found.seconds[n].sum():.2f}",
+            f"{found.rates[n]:.2f}",
+        ]
+        for n, name in enumerate(RUNS)
+    ]  # fmt: skip
+    print_rows(["run", "tokens", "steps", "tokens per step", "seconds", "tokens per second"], runs)
+    click.echo(f"speed-up over the target alone {found.predicted_plain:.3f}, predicted from these runs' steps; strict "
+               f"speculative decoding {found.predicted_strict_plain:.3f}")  # fmt: skip
+    click.echo(f"measured speed-up over strict {with_interval(measured)}, drift of the strict runs "
+               f"{100 * found.drift:+.1f} %")  # fmt: skip
     off = 100 * (found.predicted_live / measured[0] - 1)
-    click.echo(f"predicted from these runs' steps {found.predicted_live:.3f} ({off:+.1f} % off)")
+    click.echo(f"predicted over strict, from these runs' steps {found.predicted_live:.3f} ({off:+.1f} % off)")
     if predicted is not None:
         off = 100 * (predicted[0] / measured[0] - 1)
-        click.echo(f"predicted from the replay of the trace {_text(predicted)}, natural end ({off:+.1f} % off)")
+        click.echo(f"predicted over strict, from the replay of the trace {with_interval(predicted)}, natural end "
+                   f"({off:+.1f} % off)")  # fmt: skip
     for problem in found.problems:
         note(problem)
     if text := few(found.requests):
@@ -98,8 +106,3 @@ def _named(values: list[float]) -> dict[str, float | None]:
     return {
         name: value if value == value else None for name, value in zip(("value", "low", "high"), values, strict=True)
     }
-
-
-def _text(values: list[float]) -> str:
-    ends = f"{values[1]:.3f}, {values[2]:.3f}" if values[1] == values[1] else "-"
-    return f"{values[0]:.3f} [{ends}]"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from .. import stats
 from ..errors import UsageError
 from ..evaluate.cost import CostModel
-from ..evaluate.quality import judge
+from ..evaluate.quality import Evaluator
 from ..rules.settings import STRICT, Grid
 from ..stats import Intervals
 
@@ -47,6 +47,9 @@ class Timing:
         Tokens per second of the policy over the mean of the strict runs, paired by request.
     predicted_live : float
         The same ratio, predicted by the cost model from the steps that the live runs took.
+    predicted_plain, predicted_strict_plain : float
+        Tokens per second of the policy, and of the first strict run, over those of the target alone: predicted by the
+        cost model from the steps that the live runs took.
     predicted_replay : Intervals or None
         Predicted from the replay of the trace (natural end), where the policy is exact on it.
     predicted_rate : float
@@ -63,6 +66,8 @@ class Timing:
     measured: Intervals
     predicted_live: float
     predicted_rate: float
+    predicted_plain: float
+    predicted_strict_plain: float
     predicted_replay: Intervals | None
     drift: float
     problems: list[str] = field(default_factory=list)
@@ -128,7 +133,7 @@ def time_policy(
     """
     from ..evaluate.cost import fit_trace
     from ..result import load
-    from ..studies.calibrate import check_same_models, identity
+    from ..studies.frozen import check_same_models, identity
 
     trace = load(path)
     if policy is not None:
@@ -170,15 +175,18 @@ def time_policy(
             progress(1)
     prompt = np.array([len(record.prompt_ids) for record in records], np.float64)
     foreseen = model.seconds(steps, drafted, made, prompt)
+    plain = model.plain_seconds(made, prompt)
     rates = made.sum(axis=1) / seconds.sum(axis=1)
     rows = trace.request_records()
-    replayed = judge(trace, grid, cost=model, figures=["speed_up"], resamples=resamples, seed=seed,
-                     requests=range(min(limit, len(rows))))  # fmt: skip
+    evaluator = Evaluator(trace, cost=model, resamples=resamples, seed=seed)
+    replayed = evaluator.evaluate(grid, figures=["speed_up"], requests=range(min(limit, len(rows))))
     found = Timing(
         len(records), made, steps, drafted, seconds, _measured(made, seconds, resamples, seed),
         predicted_live=float(_gain(made.sum(axis=1) / foreseen.sum(axis=1))),
         predicted_rate=float(made[1].sum() / foreseen[1].sum()),
-        predicted_replay=replayed.figures["speed_up"] if replayed.exact_share[0] == 1.0 else None,
+        predicted_plain=float(plain[1].sum() / foreseen[1].sum()),
+        predicted_strict_plain=float(plain[0].sum() / foreseen[0].sum()),
+        predicted_replay=replayed.figures["speed_up"] if replayed.exact[0] else None,
         drift=float(rates[2] / rates[0] - 1.0),
     )  # fmt: skip
     if (made != made[0]).any():
