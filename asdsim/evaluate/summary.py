@@ -123,7 +123,7 @@ def _acceptance(
     some = each > 0
 
     def by_request(values: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        return np.bincount(request[keep], weights=values[keep])[some]
+        return np.bincount(request[keep], weights=values[keep])[some].astype(np.float64)
 
     return {
         "num_spec_steps": steps,

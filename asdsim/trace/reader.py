@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from ..errors import TraceError
 from . import manifest as manifests
 from .check import check_edges, check_requests, check_steps
+from .fits import check_fits
 from .manifest import MANIFEST, Manifest, Shard
 from .rows import Positions, request_rows
 from .schema import file_schema, table_schema
@@ -51,6 +52,7 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
     folder = Path(path)
     while True:
         manifest, raw = load_manifest(folder)
+        check_fits(folder, manifest, narrow)
 
         def parts(table: str, manifest: Manifest = manifest) -> Iterator[Part]:
             for shard in manifest.shards_of(table):
@@ -184,8 +186,7 @@ def _text_bytes(table: pa.Table) -> int:
 def _check_size(size: int, room: int, file: Path) -> None:
     if size > room:
         raise TraceError(
-            f"the shard would take {size >> 20} MiB more than a shard of its size can hold" if not room else
-            f"the shard would take {size >> 20} MiB of memory, more than a file of its size can account for",
+            f"the shard expands to more than {room >> 20} MiB, which its size cannot account for",
             where=str(file), fix=RESTORE,
         )  # fmt: skip
 

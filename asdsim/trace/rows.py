@@ -179,7 +179,7 @@ class _PartRows:
     def known(self, name: str) -> Mask:
         return is_valid(self.part.table[name])
 
-    def refuse(self, bad: Mask, what: str, *values: str) -> None:
+    def refuse(self, bad: Any, what: str, *values: str) -> None:
         """Raise for the first row where ``bad`` holds; ``{}`` in ``what`` takes the named columns of that row."""
         if not bad.any():
             return
