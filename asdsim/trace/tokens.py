@@ -1,4 +1,4 @@
-"""Generated tokens before a step, and up to the end of an edge.
+"""Generated tokens before a step, and up to the end of an edge; where two outputs part.
 
 Only the tokens that an outcome commits are stored, once, with the step: whatever came before is read back along the
 parents.
@@ -6,6 +6,7 @@ parents.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,6 +76,17 @@ def edge_tokens(trace: StepTables, graph: Graph, edge: int) -> list[int]:
     step, _ = graph.edge_of(edge)
     block = _committed(trace, step, int(graph.edge_accepted[edge]), int(graph.edge_tokens[edge]))
     return prefix_tokens(trace, step) + block
+
+
+def first_difference(tokens: Sequence[int], other: Sequence[int]) -> int:
+    """Return the first position at which two outputs part, -1 where they are equal.
+
+    An output that is a beginning of the other parts from it where the shorter one ends.
+    """
+    for position, (token, another) in enumerate(zip(tokens, other, strict=False)):
+        if token != another:
+            return position
+    return -1 if len(tokens) == len(other) else min(len(tokens), len(other))
 
 
 def _committed(trace: StepTables, step: int, accepted: int, tokens: int) -> list[int]:
