@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import re
 import typing
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import TraceError
+from ..files import plain
 from .schema import MIN_TOP_K, SCHEMA_VERSION, TABLES
 
 MANIFEST = "manifest.json"
@@ -102,7 +102,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         for name, kind in FIELD_TYPES.items():
-            value = plain(getattr(self, name), name) if name != "shards" else list(self.shards)
+            value = _plain(getattr(self, name), name) if name != "shards" else list(self.shards)
             if type(value) is not kind:
                 raise TraceError(
                     f"{name} is {type(value).__name__}, not {kind.__name__}", where=f"{MANIFEST}: field {name!r}"
@@ -155,27 +155,12 @@ PLANNED = "requests"
 NOT_IDENTITY = frozenset({"software", "grids", "notes", "shards"})
 
 
-def plain(value: Any, where: str) -> Any:
-    """Return ``value`` as plain JSON values.
-
-    Raises
-    ------
-    TraceError
-        If it holds a NaN, or something that JSON has no word for.
-    """
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # a numpy scalar
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        if math.isnan(value):
-            raise TraceError("NaN cannot be stored", where=f"{MANIFEST}: field {where!r}")
-        return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
-    if isinstance(value, dict):
-        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    raise TraceError(f"a {type(value).__name__} cannot be stored", where=f"{MANIFEST}: field {where!r}")
+def _plain(value: Any, name: str) -> Any:
+    """Return the value of a field as plain JSON values."""
+    try:
+        return plain(value, nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TraceError(str(error), where=f"{MANIFEST}: field {name!r}") from None
 
 
 def _checksum(content: dict[str, Any]) -> str:
