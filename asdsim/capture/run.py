@@ -263,7 +263,7 @@ def _recorded_date(plan: Plan) -> date | None:
         if (folder / MANIFEST).is_file():
             stored = load_manifest(folder)[0]
             # Traces from before the date was recorded were encoded on the day they began.
-            text = stored.settings.get("template_date") or stored.notes.get("created", "")[:10]
+            text = stored.settings.get("template_date") or (stored.notes.get("created") or "")[:10]
             return parse_date(text or None)
     return None
 

@@ -35,6 +35,8 @@ class TracePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; refuse one that leads nowhere."""
         path = Path(str(super().convert(value, param, ctx)))
+        if path.name == "manifest.json" and path.is_file():
+            path = path.parent  # the trace that it belongs to
         if self.files and not path.exists():
             fix = "give a file or a trace directory"
             raise UsageError("cannot read it: no such file or directory", where=str(path), fix=fix)
@@ -292,9 +294,7 @@ def note(text: str) -> None:
 
 def note_unfinished(trace: Any) -> None:
     """Say so where a capture was not finished: figures then stand on the requests that are there."""
-    from ..trace.manifest import PLANNED
-
-    there, planned = len(trace.request_ids()), trace.manifest.notes.get(PLANNED, 0)
+    there, planned = len(trace.request_ids()), trace.manifest.planned
     if planned > there:
         note(f"{trace.path}: {there} of {planned} requests; the capture was not finished, --resume goes on")
 

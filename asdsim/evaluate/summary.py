@@ -70,6 +70,7 @@ def summarise(trace: Trace) -> dict[str, Any]:
         "K": manifest.num_draft_tokens,
         "steps_by_K": {str(k): int(n) for k, n in zip(*lengths, strict=True)},
         "requests": rows["requests"],
+        "planned_requests": manifest.planned or rows["requests"],
         "steps": rows["steps"],
         "steps_on_captured_path": int(path.sum()),
         "steps_added_by_cover": int((~path).sum()),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import TraceError
-from ..files import plain
+from ..files import Fields, plain, shown
 from .schema import MIN_TOP_K, SCHEMA_VERSION, TABLES
 
 MANIFEST = "manifest.json"
@@ -125,6 +125,11 @@ class Manifest:
         return self.num_draft_tokens
 
     @property
+    def planned(self) -> int:
+        """Requests that the finished capture holds; 0 where the manifest does not say."""
+        return int(self.notes.get(PLANNED) or 0)
+
+    @property
     def checksum(self) -> str:
         """Checksum of the manifest file, and through its shards of the whole trace."""
         return _checksum(_content(self))
@@ -230,10 +235,15 @@ def parse(data: bytes, where: str) -> Manifest:
         raise TraceError("shards is not a list", where=where, fix=damaged)
     try:
         manifest = Manifest(**content, shards=[_parse_shard(shard, where) for shard in shards])
+        _check_inside(manifest, where)
     except TraceError as error:
         raise TraceError(
             error.what,
-            where=where if error.where in ("", MANIFEST, where) else f"{where}: {error.where}",
+            where=error.where
+            if error.where.startswith(where)
+            else where
+            if error.where in ("", MANIFEST)
+            else f"{where}: {error.where}",
             fix=error.fix or damaged,
         ) from None
     names = [shard.name for shard in manifest.shards]
@@ -241,6 +251,48 @@ def parse(data: bytes, where: str) -> Manifest:
         twice = next(name for name in names if names.count(name) > 1)
         raise TraceError(f"names the shard {twice} twice", where=where, fix=damaged)
     return manifest
+
+
+INSIDE: dict[str, dict[str, str]] = {
+    "target": {"revision": "text", "dtype": "text", "logits_dtype": "text", "device": "text", "weights_sha256": "text"},
+    "drafter": {"revision": "text", "weights_sha256": "text"},
+    "settings": {"template_date": "text"},
+    "notes": {PLANNED: "whole", "created": "text", "faithful_only": "flag"},
+}
+"""Entries of fields that are read by name, and how; see :class:`asdsim.files.Fields`. Any of them may be absent."""
+
+
+def _check_inside(manifest: Manifest, where: str) -> None:
+    """Refuse entries of a type that nothing downstream could use."""
+    for name in ("target", "drafter", "rule"):
+        Fields(getattr(manifest, name), f"{where}, {name}", TraceError).text("name")
+    for name, entries in INSIDE.items():
+        fields = Fields(getattr(manifest, name), f"{where}, {name}", TraceError)
+        for key, kind in entries.items():
+            getattr(fields, kind)(key, None)
+    everything = Fields(
+        {"tasks": manifest.tasks, "overrides": manifest.drafter.get("overrides") or {}, **manifest.settings},
+        where, TraceError,
+    )  # fmt: skip
+    everything.list_of("text", "tasks")
+    everything.list_of("text", "divergences", None)
+    everything.inner("overrides")
+    for number, entry in enumerate(manifest.grids):
+        grid = Fields(entry, f"{where}, grids[{number}]", TraceError)
+        grid.flag("faithful", None)
+        if grid.text("rule") != "asd":
+            params = grid.inner("params")
+            for key, values in params.values.items():
+                if not isinstance(values, list):
+                    params.refuse(key, "a list")
+                numbers = [value for value in values if not isinstance(value, str)]
+                Fields({key: numbers}, params.where, TraceError).list_of("number", key)
+            continue
+        for key in ("B", "g", "M"):
+            grid.list_of("number", key, infinite=True)
+        grid.text("semantics")
+        for key in ("regret", "value", "ledger"):
+            grid.text(key, None)
 
 
 def _refuse_constant(name: str) -> None:
@@ -254,10 +306,11 @@ def _parse_shard(entry: Any, where: str) -> Shard:
         or set(entry) != set(kinds)
         or any(type(entry[k]) is not t for k, t in kinds.items())
     ):
-        raise TraceError(f"an entry of shards is not understood: {str(entry)[:120]}", where=where)
+        raise TraceError(f"an entry of shards is not understood: {shown(str(entry)[:120])}", where=where)
     shard = Shard(**entry)
     match = SHARD_NAME.fullmatch(shard.name)  # also keeps paths such as ../x out
-    if shard.table not in TABLES or match is None or match[1] != shard.table or shard.rows < 0 or shard.bytes < 0:
+    sized = 0 <= shard.rows < 1 << 62 and 0 <= shard.bytes < 1 << 62
+    if shard.table not in TABLES or match is None or match[1] != shard.table or not sized:
         raise TraceError(f"the shard {shard.name!r} does not fit its table {shard.table!r}", where=where)
     return shard
 

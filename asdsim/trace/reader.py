@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
+from ..files import shown
 from . import manifest as manifests
 from .check import check_edges, check_requests, check_steps
 from .fits import check_fits
@@ -96,7 +97,7 @@ def load_manifest(folder: Path) -> tuple[Manifest, bytes]:
 
 def _reason(error: BaseException) -> str:
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0]
+    return shown(str(text).splitlines()[0])
 
 
 def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator[Part]:
@@ -199,8 +200,8 @@ def _schema_difference(found: pa.Schema, expected: pa.Schema) -> str:
         other = found.field(at)
         if not other.equals(field_):
             return (
-                f"column {field_.name!r} is {other.type}{'' if other.nullable else ' not null'}, expected {field_.type}"
-                f"{'' if field_.nullable else ' not null'}"
+                f"column {field_.name!r} is {shown(other.type)}{'' if other.nullable else ' not null'}, "
+                f"expected {field_.type}{'' if field_.nullable else ' not null'}"
             )
     extra = [name for name in found.names if name not in expected.names]
     return f"unknown column {extra[0]!r}" if extra else "columns are out of order"
