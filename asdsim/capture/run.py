@@ -382,12 +382,14 @@ def capture(
     """
     prompts = load_prompts(plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline)
     from ..engines.transformers.load import load_target
-    from .drafters import make_drafter
+    from .drafters import check_head, make_drafter
 
+    checkpoint = check_head(plan.drafter, overrides=plan.overrides, **plan.loading)
     target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading)
     drafter = make_drafter(
-        plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, **plan.loading
-    )
+        plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, checkpoint=checkpoint,
+        **plan.loading,
+    )  # fmt: skip
     return capture_with(target, drafter, prompts, plan, progress, note)
 
 
