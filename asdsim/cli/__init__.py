@@ -108,5 +108,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> None:
-    click.echo(f"asdsim: error: {' '.join(message.split())}", err=True)
+    from ..files import shown
+
+    click.echo(f"asdsim: error: {shown(' '.join(message.split()))}", err=True)  # names may hold anything
     sys.exit(2)

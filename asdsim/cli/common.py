@@ -316,7 +316,7 @@ def counted(number: int, noun: str) -> str:
 def note(text: str) -> None:
     """Print a remark for people on stderr, unless ``--quiet``."""
     if not is_quiet():
-        click.echo(text, err=True)
+        click.echo("\n".join(map(shown, text.split("\n"))), err=True)
 
 
 def note_unfinished(trace: Any) -> None:
