@@ -47,8 +47,9 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"asdsim.cli.{name.replace('-', '_')}").command
-        return command
+        from .command import equipped
+
+        return equipped(import_module(f"asdsim.cli.{name.replace('-', '_')}").command)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the name of a command without importing any."""
@@ -107,5 +108,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> None:
-    click.echo(f"asdsim: error: {' '.join(message.split())}", err=True)
+    from ..files import shown
+
+    click.echo(f"asdsim: error: {shown(' '.join(message.split()))}", err=True)  # names may hold anything
     sys.exit(2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
@@ -13,7 +13,13 @@ from typing import Any
 import click
 
 from ..errors import UsageError, unknown_name
-from ..files import dump_json
+from ..files import dump_json, read_text, shown
+from .command import is_quiet, progress_bar, threads_option
+
+__all__ = [
+    "SCHEMA_VERSION", "TracePath", "check_table", "config_option", "counted", "grid_options", "json_option", "note",
+    "note_unfinished", "print_json", "progress_bar", "rule_options", "threads_option",
+]  # fmt: skip
 
 SCHEMA_VERSION = 1
 """Of what ``--json`` prints."""
@@ -47,23 +53,33 @@ class TracePath(click.Path):
         return path
 
 
+def _toml_fix(text: str, error: Exception) -> str:
+    """Return what to write where a number lacks a digit on one side of its point, which TOML wants and flags do not."""
+    place = re.search(r"line (\d+)", str(error))
+    lines = text.split("\n")
+    line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else lines[-1]
+    number = re.search(r"(?<![\w.\"'])([-+]?)(?:\.(\d+)|(\d+)\.)(?![\w.])", line.partition("#")[0])
+    return f"write {number[1]}{number[3] or 0}.{number[2] or 0}" if number else ""
+
+
 def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
     if value is None:
         return None
+    text = read_text(value)
     try:
-        table = tomllib.loads(value.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=str(value)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"not valid TOML: {error}", where=str(value)) from None
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(
+            f"not valid TOML: {str(error)[:200]}", where=shown(value), fix=_toml_fix(text, error)
+        ) from None
     from . import COMMANDS
 
     for key, item in table.items():
         if isinstance(item, dict) and key not in COMMANDS:
-            raise UsageError(f"{value}: {unknown_name('table', key, list(COMMANDS))}")
+            raise UsageError(str(unknown_name("table", shown(key), list(COMMANDS))), where=shown(value))
     section = table.get(ctx.info_name or "", {})
     if not isinstance(section, dict):
-        raise UsageError(f"{ctx.info_name!r} is not a table", where=str(value), fix=f"write [{ctx.info_name}]")
+        raise UsageError(f"{ctx.info_name!r} is not a table", where=shown(value), fix=f"write [{ctx.info_name}]")
     values = {**{key: item for key, item in table.items() if not isinstance(item, dict)}, **section}
     known = {
         option.lstrip("-").replace("-", "_"): parameter
@@ -75,9 +91,9 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
     for key, item in values.items():
         name = key.replace("-", "_")
         if name not in known:
-            raise UsageError(f"{value}: {unknown_name('key', key, list(known))}")
+            raise UsageError(str(unknown_name("key", shown(key), list(known))), where=shown(value))
         if isinstance(item, dict):
-            raise UsageError(f"key {key!r} is a table", where=str(value), fix=f"write {key} = VALUE")
+            raise UsageError(f"key {key!r} is a table", where=shown(value), fix=f"write {key} = VALUE")
         parameter = known[name]
         if getattr(parameter, "multiple", False):
             item = item if isinstance(item, list) else [item]
@@ -210,7 +226,7 @@ def grids_of(
         On options that do not belong together, or settings that do not exist.
     """
     from ..rules import get_rule
-    from ..rules.settings import Grid, rule_grids
+    from ..rules.settings import Grid, parse_axis, rule_grids
 
     if rule != "asd":
         get_rule(rule)
@@ -230,11 +246,23 @@ def grids_of(
         B = B or "inf"
     if no_gate:
         g = g or "inf"
-    missing = [f"'--{name}'" for name, axis in (("B", B), ("g", g), ("M", M)) if axis is None]
+    given_axes = {"B": B, "g": g, "M": M}
+    missing = [f"'--{name}'" for name, axis in given_axes.items() if axis is None]
     if len(missing) == 3 and not required:
         return None
-    if B is None or g is None or M is None:
-        raise UsageError(f"Missing option {missing[0]}", fix="--B, --g and --M belong together")
+    problems: list[str] = []
+    if missing:
+        problems.append(
+            f"Missing option{'s' * (len(missing) > 1)} {', '.join(missing)} (--B, --g and --M belong together)"
+        )
+    for name, axis in given_axes.items():
+        try:
+            parse_axis(name, axis if axis is not None else "0")
+        except UsageError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError("; ".join(problems))
+    assert B is not None and g is not None and M is not None
     return [Grid.product(B, g, M, semantics, regret=regret, value=value, ledger=ledger, gate=not no_gate)]
 
 
@@ -288,8 +316,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def note(text: str) -> None:
-    """Print a remark for people on stderr."""
-    click.echo(text, err=True)
+    """Print a remark for people on stderr, unless ``--quiet``."""
+    if not is_quiet():
+        click.echo("\n".join(map(shown, text.split("\n"))), err=True)
 
 
 def note_unfinished(trace: Any) -> None:
@@ -297,10 +326,3 @@ def note_unfinished(trace: Any) -> None:
     there, planned = len(trace.request_ids()), trace.manifest.planned
     if planned > there:
         note(f"{trace.path}: {there} of {planned} requests; the capture was not finished, --resume goes on")
-
-
-def progress_bar(total: int, what: str, unit: str) -> Any:
-    """Return a tqdm bar on stderr, silent where that is no terminal."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc=what, unit=unit, file=sys.stderr, disable=None, leave=False)

@@ -12,7 +12,8 @@ Where all blocks have one K, the trace cannot tell ``per_draft`` from ``base``: 
 from __future__ import annotations
 
 import csv
-import json
+import io
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError, unknown_name
+from ..files import read_rows, read_text, shown
 
 if TYPE_CHECKING:
     from ..trace.reader import Trace
@@ -215,9 +217,12 @@ def from_rows(rows: Sequence[Mapping[str, Any]], source: str) -> CostModel:
         for name in known:
             value = row.get(name)
             try:
+                if isinstance(value, bool):
+                    raise ValueError
                 number = 0.0 if value in (None, "") else float(value)  # type: ignore[arg-type]
-            except (TypeError, ValueError):
-                raise UsageError(f"{name} {value!r} is not a number", where=f"{source}: row {nth}") from None
+            except (TypeError, ValueError, OverflowError):
+                what = f"{name} {shown(reprlib.repr(value))} is not a number"
+                raise UsageError(what, where=f"{source}: row {nth}") from None
             if not 0 <= number < float("inf"):
                 raise UsageError(f"{name} {value!r} is no time or length", where=f"{source}: row {nth}")
             table[name].append(number)
@@ -251,13 +256,12 @@ def read_cost(spec: str) -> CostModel:
     path = Path(spec)
     if not path.exists():
         raise unknown_name("cost", spec, [*PUBLISHED, "or a file: FILE.csv, FILE.json"])
-    try:
-        text = path.read_text(encoding="utf-8")
-        rows = list(csv.DictReader(text.splitlines())) if path.suffix == ".csv" else json.loads(text)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UsageError(f"not a readable table: {error}", where=spec, fix="give CSV or JSON") from None
-    if isinstance(rows, dict):
-        rows = [rows]
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError("not a table of step times", where=spec, fix="give one object, or a list of them")
+    rows: list[Mapping[str, Any]]
+    if path.suffix == ".csv":
+        try:
+            rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+        except csv.Error as error:
+            raise UsageError(f"not a readable table: {error}", where=shown(path), fix="give CSV or JSON") from None
+    else:
+        rows = [row for _, row in read_rows(path)]
     return from_rows(rows, spec)

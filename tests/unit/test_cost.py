@@ -96,3 +96,30 @@ def test_tables_that_cannot_be_meant(rows, message: str) -> None:
         from_rows(rows, "table")
     with pytest.raises(UsageError, match="unknown cost"):
         read_cost("h21")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.json", "[{]", "c.json, line 1: not valid JSON"),
+        ("c.json", "[3]", "c.json, item 1: not a JSON object"),
+        ("c.json", '[{"verify_us": true}]', "row 1: verify_us True is not a number"),
+        ("c.json", '[{"verify_us": [1]}]', r"row 1: verify_us \[1\] is not a number"),
+        ("c.json", '[{"verify_us": NaN}]', "row 1: verify_us nan is no time"),
+        ("c.json", "[]", "the table has no rows"),
+        ("c.csv", "verify_us\n1e400\n", "row 1: verify_us '1e400' is no time"),
+        ("c.csv", "verify_us,x\n1,2\n", "row 1: unknown column 'x'"),
+    ],
+)
+def test_a_bad_table_is_one_error(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_cost(str(tmp_path / name))
+
+
+def test_tables_of_spreadsheets_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "c.csv"
+    file.write_bytes("\ufeffverify_us,draft_us\r\n20,5\r\n".encode())
+    assert read_cost(str(file)).step(7, 10) == 25
+    (tmp_path / "c.json").write_text('\ufeff{"verify_us": 20,\r\n "draft_us": 5}')
+    assert read_cost(str(tmp_path / "c.json")).step(7, 10) == 25
