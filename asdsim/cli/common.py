@@ -323,6 +323,11 @@ def note(text: str) -> None:
 
 def note_unfinished(trace: Any) -> None:
     """Say so where a capture was not finished: figures then stand on the requests that are there."""
-    there, planned = len(trace.request_ids()), trace.manifest.planned
-    if planned > there:
-        note(f"{trace.path}: {there} of {planned} requests; the capture was not finished, --resume goes on")
+    note_planned(trace.path, trace.manifest)
+
+
+def note_planned(path: Path, manifest: Any) -> None:
+    """Do what :func:`note_unfinished` does, before the trace is read."""
+    there = sum(shard.rows for shard in manifest.shards_of("requests"))
+    if manifest.planned > there:
+        note(f"{path}: {there} of {manifest.planned} requests; the capture was not finished, --resume goes on")
