@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import __version__
 from ..errors import AsdsimError, unknown_name
 
 if TYPE_CHECKING:
@@ -71,8 +70,17 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from ..provenance import version
+
+        click.echo(f"asdsim, version {version()}")
+        ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="asdsim")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+              help="Show the version and exit.")  # fmt: skip
 def cli() -> None:
     """Replay speculative decoding under other acceptance rules.
 
