@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ..records import FORBIDDEN_LOGIT
 from ..stats import ratio_interval
 from ..trace.check import reachable_drafts, strict_accepted
+from ..trace.manifest import Manifest
 from ..trace.reader import Trace
 from ..trace.schema import SCHEMA_VERSION, TABLES
 
@@ -45,12 +46,44 @@ def summarise(trace: Trace) -> dict[str, Any]:
     }
 
     first = np.flatnonzero(path & (accepted < reach.drafts))
-    regret, forbidden = _regrets(trace, trace.pos_ptr[first] + accepted[first])
-    draft, argmax = trace.column("positions", "draft_id"), trace.column("positions", "argmax_id")
-    top = trace.column("positions", "top_logits")
-    mismatch = (draft >= 0) & (draft != argmax)
     lengths = np.unique(drafted, return_counts=True)
+    return {
+        **_captured(manifest),
+        "steps_by_K": {str(k): int(n) for k, n in zip(*lengths, strict=True)},
+        "requests": rows["requests"],
+        "planned_requests": manifest.planned or rows["requests"],
+        "steps": rows["steps"],
+        "steps_on_captured_path": int(path.sum()),
+        "steps_added_by_cover": int((~path).sum()),
+        "waves": int(trace.column("steps", "wave").max(initial=0)),
+        "positions": rows["positions"],
+        "draft_positions": draft_rows,
+        "tasks": tasks,
+        "strict_acceptance": {
+            **_acceptance(accepted, tokens, drafted, path, trace.step_request),
+            "acceptance_histogram": np.bincount(accepted[path], minlength=manifest.num_draft_tokens + 1).tolist(),
+        },
+        **_mismatches(trace, trace.pos_ptr[first] + accepted[first]),
+        "median_us": {
+            name: _or_none(np.median(trace.column("steps", f"{name}_us")[path]) if path.any() else None)
+            for name in ("draft", "verify", "select")
+        },
+        "bytes": {
+            **size,
+            "total": sum(size.values()),
+            "positions_per_draft_position": _or_none(size["positions"] / draft_rows if draft_rows else None),
+            "total_per_draft_position": _or_none(sum(size.values()) / draft_rows if draft_rows else None),
+        },
+        "grids": manifest.grids,
+        "shards": [
+            {"name": shard.name, "rows": shard.rows, "bytes": shard.bytes, "sha256": shard.sha256}
+            for shard in manifest.shards
+        ],
+    }
 
+
+def _captured(manifest: Manifest) -> dict[str, Any]:
+    """Return what the manifest says of the capture."""
     return {
         "format": SCHEMA_VERSION,
         "checksum": manifest.checksum,
@@ -68,22 +101,18 @@ def summarise(trace: Trace) -> dict[str, Any]:
         "software": manifest.software,
         "notes": manifest.notes,
         "K": manifest.num_draft_tokens,
-        "steps_by_K": {str(k): int(n) for k, n in zip(*lengths, strict=True)},
-        "requests": rows["requests"],
-        "planned_requests": manifest.planned or rows["requests"],
-        "steps": rows["steps"],
-        "steps_on_captured_path": int(path.sum()),
-        "steps_added_by_cover": int((~path).sum()),
-        "waves": int(trace.column("steps", "wave").max(initial=0)),
-        "positions": rows["positions"],
-        "draft_positions": draft_rows,
-        "tasks": tasks,
-        "strict_acceptance": {
-            **_acceptance(accepted, tokens, drafted, path, trace.step_request),
-            "acceptance_histogram": np.bincount(accepted[path], minlength=manifest.num_draft_tokens + 1).tolist(),
-        },
+    }
+
+
+def _mismatches(trace: Trace, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Return regrets at the first mismatches, in ``rows`` of positions, and ties anywhere."""
+    regret, forbidden = _regrets(trace, rows)
+    draft, argmax = trace.column("positions", "draft_id"), trace.column("positions", "argmax_id")
+    top = trace.column("positions", "top_logits")
+    mismatch = (draft >= 0) & (draft != argmax)
+    return {
         "first_mismatch": {
-            "count": int(first.size),
+            "count": int(rows.size),
             "regret_quantiles": {str(q): _or_none(np.quantile(regret, q) if regret.size else None) for q in QUANTILES},
             "regret_max": _or_none(regret.max() if regret.size else None),
             "ties": int((regret == 0.0).sum()),
@@ -93,21 +122,6 @@ def summarise(trace: Trace) -> dict[str, Any]:
             "mismatches": int((mismatch & (trace.column("positions", "draft_logit") == top[:, 0])).sum()),
             "rows_with_two_largest_logits": int((top[:, 0] == top[:, 1]).sum()) if top.shape[1] > 1 else 0,
         },
-        "median_us": {
-            name: _or_none(np.median(trace.column("steps", f"{name}_us")[path]) if path.any() else None)
-            for name in ("draft", "verify", "select")
-        },
-        "bytes": {
-            **size,
-            "total": sum(size.values()),
-            "positions_per_draft_position": _or_none(size["positions"] / draft_rows if draft_rows else None),
-            "total_per_draft_position": _or_none(sum(size.values()) / draft_rows if draft_rows else None),
-        },
-        "grids": manifest.grids,
-        "shards": [
-            {"name": shard.name, "rows": shard.rows, "bytes": shard.bytes, "sha256": shard.sha256}
-            for shard in manifest.shards
-        ],
     }
 
 

@@ -19,14 +19,14 @@ TOLERANCE = 0.8
 
 def available_memory() -> int | None:
     """Return the bytes that this process can still take, swap included; None where the system does not say."""
-    found = []
+    limits = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if len(line.split()) > 1}
-        found.append(1024 * (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0)))
+        limits.append(1024 * (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0)))
     except (OSError, ValueError, KeyError):
         if hasattr(os, "sysconf") and {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(os.sysconf_names):
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for limit, used, cache in (
         ("memory.max", "memory.current", "inactive_file"),  # control groups, version 2 and 1
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -35,10 +35,10 @@ def available_memory() -> int | None:
             group = Path("/sys/fs/cgroup")
             free = int((group / limit).read_text()) - int((group / used).read_text())
             stat = (group / limit).with_name("memory.stat").read_text().split()
-            found.append(free + int(dict(zip(stat[::2], stat[1::2], strict=True)).get(cache, 0)))
+            limits.append(free + int(dict(zip(stat[::2], stat[1::2], strict=True)).get(cache, 0)))
         except (OSError, ValueError):  # no such group, or "max"
             continue
-    return min(found, default=None)
+    return min(limits, default=None)
 
 
 def estimated_bytes(manifest: Manifest, narrow: bool) -> int:

@@ -30,10 +30,10 @@ def parse_shard(text: str) -> tuple[int, int]:
     UsageError
         If it is anything else.
     """
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text.strip())
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text.strip())
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"--shard {text!r} is not i/n with i from 1 to n", fix="write 1/4, 2/4, 3/4 and 4/4")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def shard_path(path: Path, index: int, of: int) -> Path:
@@ -52,8 +52,8 @@ def find_shards(path: Path) -> list[Path]:
     """
     pattern = re.compile(re.escape(path.name) + r"\.shard-(\d+)-of-(\d+)")
     parent = path.parent
-    found = [pattern.fullmatch(name) for name in (os.listdir(parent) if parent.is_dir() else [])]
-    pairs = sorted((int(match[2]), int(match[1])) for match in found if match)
+    matches = [pattern.fullmatch(name) for name in (os.listdir(parent) if parent.is_dir() else [])]
+    pairs = sorted((int(match[2]), int(match[1])) for match in matches if match)
     if not pairs:
         raise TraceError("no shards lie beside it", where=str(path), fix="capture them with -o and --shard i/n")
     splits = sorted({of for of, _ in pairs})

@@ -42,6 +42,11 @@ class Shard:
     bytes: int
     sha256: str
 
+    @property
+    def number(self) -> int:
+        """Number in the file name; the writer counts up."""
+        return int(self.name.removesuffix(".parquet").rpartition("-")[2])
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -322,17 +327,17 @@ def first_difference(mine: Manifest, theirs: Manifest) -> tuple[str, Any, Any] |
     """
     for name in FIELD_TYPES:
         if name not in NOT_IDENTITY:
-            found = _differ(name, getattr(mine, name), getattr(theirs, name))
-            if found is not None:
-                return found
+            difference = _differ(name, getattr(mine, name), getattr(theirs, name))
+            if difference is not None:
+                return difference
     return None
 
 
 def _differ(name: str, a: Any, b: Any) -> tuple[str, Any, Any] | None:
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(set(a) | set(b)):
-            found = _differ(f"{name}.{key}", a.get(key), b.get(key))
-            if found is not None:
-                return found
+            difference = _differ(f"{name}.{key}", a.get(key), b.get(key))
+            if difference is not None:
+                return difference
         return None
     return None if a == b and type(a) is type(b) else (name, a, b)

@@ -192,18 +192,18 @@ def _check_size(size: int, room: int, file: Path) -> None:
         )  # fmt: skip
 
 
-def _schema_difference(found: pa.Schema, expected: pa.Schema) -> str:
+def _schema_difference(schema: pa.Schema, expected: pa.Schema) -> str:
     for field_ in expected:
-        at = found.get_field_index(field_.name)
-        if at < 0:
+        place = schema.get_field_index(field_.name)
+        if place < 0:
             return f"column {field_.name!r} is missing"
-        other = found.field(at)
+        other = schema.field(place)
         if not other.equals(field_):
             return (
                 f"column {field_.name!r} is {shown(other.type)}{'' if other.nullable else ' not null'}, "
                 f"expected {field_.type}{'' if field_.nullable else ' not null'}"
             )
-    extra = [name for name in found.names if name not in expected.names]
+    extra = [name for name in schema.names if name not in expected.names]
     return f"unknown column {extra[0]!r}" if extra else "columns are out of order"
 
 

@@ -68,7 +68,7 @@ class TraceWriter:
         self.flush_seconds, self.flush_rows = FLUSH_SECONDS, FLUSH_ROWS
         self._lock = lock
         self._count = len(completed)
-        self._number = 1 + max((int(SHARD_NAME.fullmatch(s.name)[2]) for s in manifest.shards), default=-1)  # type: ignore[index]
+        self._number = 1 + max((shard.number for shard in manifest.shards), default=-1)
         self._buffer: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
         self._since: float | None = None
         self._open = True
@@ -131,9 +131,9 @@ class TraceWriter:
         if not folder.exists() or (folder.is_dir() and all(TEMPORARY.fullmatch(name) for name in names)):
             return cls.create(folder, manifest)
         stored, _ = load_manifest(folder)
-        found = manifests.first_difference(stored, manifest)
-        if found is not None:
-            name, theirs, mine = found
+        difference = manifests.first_difference(stored, manifest)
+        if difference is not None:
+            name, theirs, mine = difference
             raise TraceError(
                 f"the trace is of another run: {name} is {_short(theirs)} there and {_short(mine)} now",
                 where=str(folder),
@@ -320,10 +320,10 @@ class TraceWriter:
 
     def _write_buffer(self, manifest: Manifest) -> bool:
         """Store the buffer as one shard per table, and ``manifest`` with them; return whether there was anything."""
-        parts = {table: found for table, found in self._buffer.items() if found}
+        parts = {table: rows for table, rows in self._buffer.items() if rows}
         if not parts:
             return False
-        tables = {table: pa.concat_tables(found).unify_dictionaries() for table, found in parts.items()}
+        tables = {table: pa.concat_tables(rows).unify_dictionaries() for table, rows in parts.items()}
         self._commit(manifest, [*manifest.shards, *self._write_shards(tables)])
         self._buffer = {table: [] for table in TABLES}
         self._since = None
