@@ -18,6 +18,7 @@ from .evaluate.outputs import Outputs, outputs_of
 from .files import plain
 from .oracle import walk as reference
 from .oracle.rules import ALLOWS
+from .provenance import trace_source
 from .records import FORBIDDEN_LOGIT, StepRecord
 from .rules.scoring import DEFAULT, Layout, uniform
 from .rules.settings import Grid, check_value, rule_grids
@@ -274,12 +275,8 @@ class Result:
 
     def provenance(self) -> dict[str, Any]:
         """Return what the rows were made from."""
-        from . import __version__
-
         return {
-            "asdsim": __version__,
-            "trace": str(self.trace.path),
-            "manifest_checksum": self.trace.manifest.checksum,
+            **trace_source(self.trace),
             "off_trace": self.off_trace,
             "rule": self.grid.layout.rule,
             "semantics": self.grid.semantics,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ import numpy as np
 
 from ..engines.transformers.load import DTYPES, check_name
 from ..errors import CaptureError, UsageError, unknown_name
+from ..provenance import software
 from ..records import RequestRecord
 from ..rules.settings import STRICT, Policy
 from ..stats import ratio_interval
@@ -263,7 +263,7 @@ def _recorded_date(plan: Plan) -> date | None:
         if (folder / MANIFEST).is_file():
             stored = load_manifest(folder)[0]
             # Traces from before the date was recorded were encoded on the day they began.
-            text = stored.settings.get("template_date") or stored.notes.get("created", "")[:10]
+            text = stored.settings.get("template_date") or (stored.notes.get("created") or "")[:10]
             return parse_date(text or None)
     return None
 
@@ -303,24 +303,15 @@ def make_manifest(
 ) -> Manifest:
     """Return the manifest of a capture that has yet to begin."""
     import torch
-    import transformers
-
-    from .. import __version__
 
     policy = plan.policy
     rule: dict[str, Any] = {"name": "strict"}
     if policy is not None:
         rule = {"name": "asd", "B": policy.budget, "g": policy.gate, "M": policy.cap, "semantics": policy.semantics}
-    software = {
-        "asdsim": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-    }
+    versions = software("torch", "transformers", "numpy")
     if target.lm.device.type == "cuda":
-        software["gpu"] = torch.cuda.get_device_name(target.lm.device)
-        software["cuda"] = str(torch.version.cuda)
+        versions["gpu"] = torch.cuda.get_device_name(target.lm.device)
+        versions["cuda"] = str(torch.version.cuda)
     prompts = hashlib.sha256()
     for request in requests:
         prompts.update(json.dumps([request.request_id, request.prompt_ids]).encode())
@@ -344,7 +335,7 @@ def make_manifest(
             **(encoder or encoder_of(target.tokenizer, plan)).settings(),
             "prompts_sha256": prompts.hexdigest(),
         },
-        software=software,
+        software=versions,
         notes={"created": datetime.now(UTC).isoformat(timespec="seconds"), "threads": torch.get_num_threads()},
     )
 

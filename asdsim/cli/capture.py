@@ -9,7 +9,7 @@ import click
 
 from ..errors import UsageError, unknown_name
 from ..rules.settings import Policy, parse_axis
-from .common import config_option, counted, json_option, note, print_json, progress_bar
+from .common import config_option, counted, json_option, note, print_json, progress_bar, threads_option
 
 
 @click.command("capture")
@@ -68,6 +68,7 @@ from .common import config_option, counted, json_option, note, print_json, progr
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model.")
 @config_option
+@threads_option
 @json_option
 def command(
     rule: str, B: str | None, g: str | None, M: str | None, divergences: str, temperature: float, as_json: bool,

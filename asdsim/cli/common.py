@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,13 @@ from typing import Any
 import click
 
 from ..errors import UsageError, unknown_name
-from ..files import dump_json
+from ..files import dump_json, read_text, shown
+from .command import is_quiet, progress_bar, threads_option
+
+__all__ = [
+    "SCHEMA_VERSION", "TracePath", "check_table", "config_option", "counted", "grid_options", "json_option", "note",
+    "note_unfinished", "print_json", "progress_bar", "rule_options", "threads_option",
+]  # fmt: skip
 
 SCHEMA_VERSION = 1
 """Of what ``--json`` prints."""
@@ -36,6 +42,8 @@ class TracePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; refuse one that leads nowhere."""
         path = Path(str(super().convert(value, param, ctx)))
+        if path.name == "manifest.json" and path.is_file():
+            path = path.parent  # the trace that it belongs to
         if self.files and not path.exists():
             fix = "give a file or a trace directory"
             raise UsageError("cannot read it: no such file or directory", where=str(path), fix=fix)
@@ -46,23 +54,33 @@ class TracePath(click.Path):
         return path
 
 
+def _toml_fix(text: str, error: Exception) -> str:
+    """Return what to write where a number lacks a digit on one side of its point, which TOML wants and flags do not."""
+    place = re.search(r"line (\d+)", str(error))
+    lines = text.split("\n")
+    line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else lines[-1]
+    number = re.search(r"(?<![\w.\"'])([-+]?)(?:\.(\d+)|(\d+)\.)(?![\w.])", line.partition("#")[0])
+    return f"write {number[1]}{number[3] or 0}.{number[2] or 0}" if number else ""
+
+
 def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
     if value is None:
         return None
+    text = read_text(value)
     try:
-        table = tomllib.loads(value.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=str(value)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"not valid TOML: {error}", where=str(value)) from None
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(
+            f"not valid TOML: {str(error)[:200]}", where=shown(value), fix=_toml_fix(text, error)
+        ) from None
     from . import COMMANDS
 
     for key, item in table.items():
         if isinstance(item, dict) and key not in COMMANDS:
-            raise UsageError(f"{value}: {unknown_name('table', key, list(COMMANDS))}")
+            raise UsageError(str(unknown_name("table", shown(key), list(COMMANDS))), where=shown(value))
     section = table.get(ctx.info_name or "", {})
     if not isinstance(section, dict):
-        raise UsageError(f"{ctx.info_name!r} is not a table", where=str(value), fix=f"write [{ctx.info_name}]")
+        raise UsageError(f"{ctx.info_name!r} is not a table", where=shown(value), fix=f"write [{ctx.info_name}]")
     values = {**{key: item for key, item in table.items() if not isinstance(item, dict)}, **section}
     known = {
         option.lstrip("-").replace("-", "_"): parameter
@@ -74,9 +92,9 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
     for key, item in values.items():
         name = key.replace("-", "_")
         if name not in known:
-            raise UsageError(f"{value}: {unknown_name('key', key, list(known))}")
+            raise UsageError(str(unknown_name("key", shown(key), list(known))), where=shown(value))
         if isinstance(item, dict):
-            raise UsageError(f"key {key!r} is a table", where=str(value), fix=f"write {key} = VALUE")
+            raise UsageError(f"key {key!r} is a table", where=shown(value), fix=f"write {key} = VALUE")
         parameter = known[name]
         if getattr(parameter, "multiple", False):
             item = item if isinstance(item, list) else [item]
@@ -357,21 +375,18 @@ def counted(number: int, noun: str) -> str:
 
 
 def note(text: str) -> None:
-    """Print a remark for people on stderr."""
-    click.echo(text, err=True)
+    """Print a remark for people on stderr, unless ``--quiet``."""
+    if not is_quiet():
+        click.echo("\n".join(map(shown, text.split("\n"))), err=True)
 
 
 def note_unfinished(trace: Any) -> None:
     """Say so where a capture was not finished: figures then stand on the requests that are there."""
-    from ..trace.manifest import PLANNED
-
-    there, planned = len(trace.request_ids()), trace.manifest.notes.get(PLANNED, 0)
-    if planned > there:
-        note(f"{trace.path}: {there} of {planned} requests; the capture was not finished, --resume goes on")
+    note_planned(trace.path, trace.manifest)
 
 
-def progress_bar(total: int, what: str, unit: str) -> Any:
-    """Return a tqdm bar on stderr, silent where that is no terminal."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc=what, unit=unit, file=sys.stderr, disable=None, leave=False)
+def note_planned(path: Path, manifest: Any) -> None:
+    """Do what :func:`note_unfinished` does, before the trace is read."""
+    there = sum(shard.rows for shard in manifest.shards_of("requests"))
+    if manifest.planned > there:
+        note(f"{path}: {there} of {manifest.planned} requests; the capture was not finished, --resume goes on")
