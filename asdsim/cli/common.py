@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from ..errors import UsageError, unknown_name
+from ..errors import Problems, UsageError, unknown_name
 from ..files import dump_json, read_text, shown
 from .command import is_quiet, progress_bar, threads_option
 
@@ -248,18 +248,15 @@ def grids_of(
     missing = [f"'--{name}'" for name, axis in given_axes.items() if axis is None]
     if len(missing) == 3 and not required:
         return None
-    problems: list[str] = []
+    problems = Problems()
     if missing:
-        problems.append(
-            f"Missing option{'s' * (len(missing) > 1)} {', '.join(missing)} (--B, --g and --M belong together)"
-        )
+        plural = "s" if len(missing) > 1 else ""
+        error = UsageError(f"Missing option{plural} {', '.join(missing)}", fix="--B, --g and --M belong together")
+        problems.errors.append(error)
     for name, axis in given_axes.items():
-        try:
+        with problems.noted():
             parse_axis(name, axis if axis is not None else "0")
-        except UsageError as error:
-            problems.append(str(error))
-    if problems:
-        raise UsageError("; ".join(problems))
+    problems.end()
     assert B is not None and g is not None and M is not None
     return [Grid.product(B, g, M, semantics, regret=regret, value=value, ledger=ledger, gate=not no_gate)]
 
