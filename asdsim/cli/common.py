@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import UsageError, unknown_name
+from ..errors import Problems, UsageError, unknown_name
 from ..files import dump_json, read_text, shown
 from .command import is_quiet, progress_bar, threads_option
 
@@ -142,31 +141,6 @@ def grid_options(
     return add
 
 
-@contextmanager
-def together() -> Iterator[Callable[..., Any]]:
-    """Report errors of several options in one line: hands out a function that calls another and keeps its UsageError.
-
-    Raises
-    ------
-    UsageError
-        At the end, where any check failed.
-    """
-    errors: list[UsageError] = []
-
-    def check(function: Callable[..., Any], *values: Any, **options: Any) -> Any:
-        try:
-            return function(*values, **options)
-        except UsageError as error:
-            errors.append(error)
-            return None
-
-    yield check
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise UsageError("; ".join(map(str, errors)))
-
-
 def rule_options(
     required: bool = True, *, exact: bool = False, checks: Mapping[str, Callable[[Any], Any]] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -184,19 +158,20 @@ def rule_options(
             chosen = {name: given.pop(name) for name in RULE_FLAGS}
             varied = {name: chosen[name] for name in ("semantics", "regret", "value", "ledger")}
             varied["gate"] = not chosen["no_gate"]
-            with together() as check:
-                if exact:
-                    given["varied"] = varied
-                    given["upper"] = upper = check(_upper, chosen["B"], chosen["ledger"])
-                    if upper is not None and chosen["rule"] == "asd":
-                        chosen["B"] = "0"
-                axes = any(chosen[name] is not None for name in ("B", "g", "M"))
-                if exact and chosen["rule"] == "asd" and not axes and not chosen["param"]:
-                    grids = check(_vary, varied)
-                else:
-                    grids = check(grids_of, required, **chosen)
-                for name, test in (checks or {}).items():
-                    check(test, given[name])
+            problems = Problems()
+            if exact:
+                given["varied"] = varied
+                given["upper"] = upper = problems.check(_upper, chosen["B"], chosen["ledger"])
+                if upper is not None and chosen["rule"] == "asd":
+                    chosen["B"] = "0"
+            axes = any(chosen[name] is not None for name in ("B", "g", "M"))
+            if exact and chosen["rule"] == "asd" and not axes and not chosen["param"]:
+                grids = problems.check(_vary, varied)
+            else:
+                grids = problems.check(grids_of, required, **chosen)
+            for name, test in (checks or {}).items():
+                problems.check(test, given[name])
+            problems.end()
             return function(grids=grids, **given)
 
         return rule_flags(exact)(command)
@@ -300,19 +275,16 @@ def grids_of(
         return None
     axes: dict[str, Any] = {"B": B or "inf" if ledger == "none" else B, "g": g or "inf" if no_gate else g, "M": M}
     missing = [f"'--{name}'" for name, axis in axes.items() if axis is None]
-    with together() as check:
-        if missing:
-            text = f"Missing option{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
-            check(_refuse, text, fix="--B, --g and --M belong together")
-        for name, axis in axes.items():
-            if axis is not None:
-                check(axis_values, name, axis)
-        check(_vary, {"semantics": semantics, **varied})
+    problems = Problems()
+    if missing:
+        text = f"Missing option{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+        problems.errors.append(UsageError(text, fix="--B, --g and --M belong together"))
+    for name, axis in axes.items():
+        if axis is not None:
+            problems.check(axis_values, name, axis)
+    problems.check(_vary, {"semantics": semantics, **varied})
+    problems.end()
     return [Grid.product(**axes, semantics=semantics, gate=not no_gate, **varied)]
-
-
-def _refuse(what: str, *, fix: str) -> None:
-    raise UsageError(what, fix=fix)
 
 
 def check_threads(threads: int) -> None:
