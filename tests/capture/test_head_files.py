@@ -285,8 +285,8 @@ def test_a_bad_head_is_refused_before_the_target_is_loaded(
 def test_a_tied_embedding_of_its_own_is_the_projection(tmp_path: Path, deep: HFTarget) -> None:
     tensors = eagle3_tensors(WIDTH, VOCAB)
     own = torch.randn((VOCAB, WIDTH), generator=torch.Generator().manual_seed(9))
-    full = save(tmp_path / "full", {**tensors, "embed_tokens.weight": own, "lm_head.weight": own.clone()}, eagle3_config(
-        WIDTH, VOCAB))  # fmt: skip
+    both = {**tensors, "embed_tokens.weight": own, "lm_head.weight": own.clone()}
+    full = save(tmp_path / "full", both, eagle3_config(WIDTH, VOCAB))
     lean = {**tensors, "embed_tokens.weight": own}
     del lean["lm_head.weight"]
     config = eagle3_config(WIDTH, VOCAB, tie_word_embeddings=True)

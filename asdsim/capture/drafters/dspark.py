@@ -305,8 +305,8 @@ class DSpark(Head):
             own = slots.mT <= slots if window.causal else torch.ones_like(slots.mT <= slots)
             return torch.cat([seen, own], -1)[:, None]
 
-        made = {window: mask(window) for window in set(self.windows)}
-        return [made[window] for window in self.windows]
+        masks = {window: mask(window) for window in set(self.windows)}
+        return [masks[window] for window in self.windows]
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, masks: Sequence[torch.Tensor | None], memory: Memory
@@ -410,10 +410,10 @@ class DSpark(Head):
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft for unrelated prefixes in one batch, contexts padded on the left."""
         device, longest = states[0].device, max(map(len, states))
-        counts = torch.tensor([len(part) for part in states], device=device)
+        counts = torch.tensor(list(map(len, states)), device=device)
         padded = states[0].new_zeros((len(ids), longest, states[0].shape[-1]))
-        for row, part in enumerate(states):
-            padded[row, longest - len(part) :] = part
+        for row, prefix_states in enumerate(states):
+            padded[row, longest - len(prefix_states) :] = prefix_states
         places = torch.arange(longest + self.block, device=device) - (longest - counts)[:, None]
         memory = self.memory()
         self.extend(padded, places[:, :longest].clamp(min=0), memory)
@@ -463,8 +463,8 @@ def _rank(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def _markov(tensors: Mapping[str, torch.Tensor]) -> str:
-    for part, kind in (("gate_proj", "gated"), ("joint_proj", "rnn")):
-        if f"markov_head.{part}.weight" in tensors:
+    for name, kind in (("gate_proj", "gated"), ("joint_proj", "rnn")):
+        if f"markov_head.{name}.weight" in tensors:
             return kind
     return "vanilla"
 

@@ -216,8 +216,8 @@ class Eagle3(Head):
         if hasattr(self, "input_norm"):
             states = self.input_norm(states)
         if hasattr(self, "fc_norm"):
-            parts = states.split(self.hidden_size, dim=-1)
-            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            taps = states.split(self.hidden_size, dim=-1)
+            states = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1)
         result: torch.Tensor = self.fc(states)
         return result
 
@@ -286,12 +286,12 @@ class Eagle3(Head):
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft for unrelated prefixes in one batch, padded on the left."""
         device, longest = states[0].device, max(map(len, states))
-        counts = torch.tensor([len(part) for part in states], device=device)
+        counts = torch.tensor(list(map(len, states)), device=device)
         tokens = torch.zeros((len(ids), longest), dtype=torch.int64)
         padded = states[0].new_zeros((len(ids), longest, states[0].shape[-1]))
-        for row, (prefix, part) in enumerate(zip(ids, states, strict=True)):
-            tokens[row, longest - len(part) :] = torch.tensor(prefix[1:])
-            padded[row, longest - len(part) :] = part
+        for row, (prefix, prefix_states) in enumerate(zip(ids, states, strict=True)):
+            tokens[row, longest - len(prefix_states) :] = torch.tensor(prefix[1:])
+            padded[row, longest - len(prefix_states) :] = prefix_states
         places = torch.arange(longest, device=device) - (longest - counts)[:, None]  # negative: padding
         itself = torch.eye(longest, dtype=torch.bool, device=device)  # padding looks at itself, or it would be NaN
         mask = (looking_back(places, places, self.window) | itself)[:, None]

@@ -230,12 +230,12 @@ class HeadBatch:
         rows = [list(prefix) for prefix in prefixes]
         states = self._target.states_many([row[:-1] for row in rows], head.taps)
         some = [n for n, row in enumerate(rows) if len(row) > 1]
-        found = [Proposal([]) for _ in rows]
+        proposals = [Proposal([]) for _ in rows]
         if some:
             drafts = head.draft_many([rows[n] for n in some], [states[n] for n in some], num_draft_tokens)
             for n, (tokens, logits) in zip(some, drafts, strict=True):
-                found[n] = proposal_of(head, tokens, logits, keep)
-        return found
+                proposals[n] = proposal_of(head, tokens, logits, keep)
+        return proposals
 
 
 def check_files(
@@ -319,8 +319,8 @@ def _read_kind(kind: str, name: str, revision: str | None, offline: bool) -> Che
 
 def head_class(kind: str) -> type[Head]:
     """Return the class of a kind of heads."""
-    found: type[Head] = getattr(import_module(f".{kind}", __package__), CLASSES[kind])
-    return found
+    loaded: type[Head] = getattr(import_module(f".{kind}", __package__), CLASSES[kind])
+    return loaded
 
 
 def output_head(target_model: Any) -> Any:
@@ -435,9 +435,9 @@ def vocabulary_of(
         if token_ids is None:
             raise checkpoint.error(f"draft_vocab_size is {drafted}, and d2t, which names these tokens, is missing")
         raise checkpoint.error(f"draft_vocab_size is {drafted}, the maps name {len(token_ids)} tokens")
-    for part in ("embed_tokens", "lm_head"):
-        if f"{part}.weight" not in tensors and width != target_width:
-            raise checkpoint.error(f"tensor {part}.weight is missing, and the target's does not fit")
+    for name in ("embed_tokens", "lm_head"):
+        if f"{name}.weight" not in tensors and width != target_width:
+            raise checkpoint.error(f"tensor {name}.weight is missing, and the target's does not fit")
     return token_ids
 
 
@@ -468,13 +468,13 @@ def draft_vocabulary(
 
 def tied(checkpoint: Checkpoint, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors with the head's own embedding as its projection, where the configuration ties the two."""
-    both = [tensors.get(f"{part}.weight") for part in ("embed_tokens", "lm_head")]
+    embedding, output = tensors.get("embed_tokens.weight"), tensors.get("lm_head.weight")
     top = Fields(checkpoint.config, checkpoint.where, CaptureError)  # in a table it is the target's
-    if not top.flag("tie_word_embeddings", False) or both[0] is None:
+    if not top.flag("tie_word_embeddings", False) or embedding is None:
         return tensors
-    if both[1] is not None and not torch.equal(both[0], both[1]):
+    if output is not None and not torch.equal(embedding, output):
         raise checkpoint.error("tie_word_embeddings is true, but embed_tokens.weight and lm_head.weight differ")
-    return {**tensors, "lm_head.weight": both[0]}
+    return {**tensors, "lm_head.weight": embedding}
 
 
 def fill(head: Head, checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], target_model: Any) -> Any:
@@ -522,11 +522,11 @@ class Borrowed:
 
 def _rows(output: Any, token_ids: torch.Tensor) -> torch.nn.Linear:
     weight, bias = output.weight.detach(), getattr(output, "bias", None)
-    part = torch.nn.Linear(weight.shape[1], len(token_ids), bias=bias is not None, device="meta")
-    part.weight = torch.nn.Parameter(weight[token_ids.to(weight.device)], requires_grad=False)
+    rows = torch.nn.Linear(weight.shape[1], len(token_ids), bias=bias is not None, device="meta")
+    rows.weight = torch.nn.Parameter(weight[token_ids.to(weight.device)], requires_grad=False)
     if bias is not None:
-        part.bias = torch.nn.Parameter(bias.detach()[token_ids.to(weight.device)], requires_grad=False)
-    return part
+        rows.bias = torch.nn.Parameter(bias.detach()[token_ids.to(weight.device)], requires_grad=False)
+    return rows
 
 
 def check_token_ids(checkpoint: Checkpoint, token_ids: torch.Tensor, vocab_size: int) -> None:

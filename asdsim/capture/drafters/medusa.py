@@ -131,7 +131,9 @@ class Medusa(Head):
         self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft from the last states."""
-        rows = self.logits(torch.stack([part[-1] for part in states]), min(num_draft_tokens, len(self.blocks)))
+        rows = self.logits(
+            torch.stack([prefix_states[-1] for prefix_states in states]), min(num_draft_tokens, len(self.blocks))
+        )
         return list(zip(self.tokens_of(rows.argmax(-1)).tolist(), rows, strict=True))
 
 
