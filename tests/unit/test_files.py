@@ -163,7 +163,7 @@ def test_every_form_gives_the_same_rows(tmp_path, monkeypatch, content, places, 
     ("content", "message"),
     [
         ('{"a": 1}\n{"a": }\n', "line 2: not valid JSON: Expecting value"),
-        ('{"a": 1}\n[1', "item 1: not a JSON object"),
+        ('{"a": 1}\n[1', "line 2, item 1: not a JSON object"),
         ('[{"a": 1}, {"b": 2}', "line 1: not valid JSON: the array does not end"),
         ('[{"a": 1} {"b": 2}]', "line 1: not valid JSON: expecting ',' or ']'"),
         ('[{"a": 1},]', "line 1: not valid JSON: Expecting value"),
@@ -257,7 +257,8 @@ def test_values_by_key_and_type():
     ("kind", "value"),
     [
         ("number", True), ("number", "10k"), ("number", "1.5"), ("number", [1]), ("number", math.inf),
-        ("number", "inf"), ("number", math.nan), ("number", 10**400), ("number", {}), ("whole", True), ("whole", 1.5), ("whole", -1),
+        ("number", "inf"), ("number", math.nan),
+        ("number", 10**400), ("number", {}), ("whole", True), ("whole", 1.5), ("whole", -1),
         ("whole", "1"), ("whole", math.inf), ("whole", 2**63), ("text", 1), ("text", "\ud800"), ("flag", 1),
         ("flag", "true"), ("number", None), ("whole", None), ("text", None), ("flag", None),
     ],
