@@ -47,6 +47,7 @@ from asdsim.capture.tasks import load_prompts
 from asdsim.engines.transformers.load import load_model, load_target
 from asdsim.rules.settings import STRICT
 from heads import data as heads_data
+from heads.export import vocabulary_maps
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 MEDUSA_HEADS = 5
@@ -486,14 +487,6 @@ def layer_config(head: Head, shape: dict[str, int]) -> dict[str, Any]:
         "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": ROPE["rope_theta"], "max_position_embeddings": 8192,
         "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2, "dtype": "float16",
     }  # fmt: skip
-
-
-def vocabulary_maps(token_ids: torch.Tensor, vocab: int) -> dict[str, torch.Tensor]:
-    """Return ``d2t`` (offsets) and ``t2d``."""
-    return {
-        "d2t": token_ids - torch.arange(len(token_ids)),
-        "t2d": torch.zeros(vocab, dtype=torch.bool).index_fill(0, token_ids, True),
-    }
 
 
 @torch.inference_mode()

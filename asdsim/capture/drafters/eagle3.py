@@ -188,6 +188,10 @@ class Eagle3(Head):
         for key, name in (("fc_norm", "fc_norm.0.weight"), ("norm_before_fc", "input_norm.weight")):
             if flags[key] and name not in tensors:
                 raise checkpoint.error(f"{key} is true, but tensor {name} is missing")
+        if not checkpoint.from_speculators and not checkpoint.fields("norm_output").flag("norm_output", True):
+            raise CaptureError(  # SpecForge's key; in speculators it is about the feature that a draft leaves
+                "norm_output is false: a head without a last norm is not supported", where=checkpoint.where
+            )
         rope = rope_of(checkpoint, overrides.get("rope_theta"), window.layer_type)
         with torch.device("meta"):
             head = cls(
@@ -195,7 +199,7 @@ class Eagle3(Head):
                 **attention_shape(checkpoint, q_proj, k_proj), token_ids=token_ids,
                 own_embedding="embed_tokens.weight" in tensors, own_output="lm_head.weight" in tensors,
                 norm_before_residual=flags["norm_before_residual"],
-                # SpecForge's key of this name is the norm before the projection, which every head has.
+                # SpecForge's key of this name is the norm before the projection.
                 norm_output=checkpoint.from_speculators and flags["norm_output"],
                 fc_norm="fc_norm.0.weight" in tensors, input_norm="input_norm.weight" in tensors,
                 bias="layer.self_attn.q_proj.bias" in tensors, norms="layer.self_attn.q_norm.weight" in tensors,
