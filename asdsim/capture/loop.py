@@ -171,7 +171,7 @@ def check_request(target: Target, drafter: Drafter, request: RequestRecord, num_
             where=where,
             fix="use the tokenizer that belongs to the target",
         )
-    longest = len(request.prompt_ids) + request.max_new_tokens - 1 + num_draft_tokens
+    longest = positions_needed(request, num_draft_tokens)
     for kind, limit in (("target", target.max_positions), ("drafter", drafter.max_positions)):
         if limit is not None and longest > limit:
             raise CaptureError(
@@ -180,6 +180,23 @@ def check_request(target: Target, drafter: Drafter, request: RequestRecord, num_
                 where=where,
                 fix="lower --max-new-tokens or --K, or leave this prompt out",
             )
+
+
+def positions_needed(request: RequestRecord, num_draft_tokens: int) -> int:
+    """Return the positions that prompt, answer and draft block take at most."""
+    return len(request.prompt_ids) + request.max_new_tokens - 1 + num_draft_tokens
+
+
+def note_on_positions(drafter: Drafter, requests: Sequence[RequestRecord], num_draft_tokens: int) -> list[str]:
+    """Return what is to be said of requests that may run past the positions that the drafter was made for."""
+    limit = drafter.trained_positions
+    longer = sum(limit is not None and positions_needed(request, num_draft_tokens) > limit for request in requests)
+    if not longer:
+        return []
+    return [
+        f"{longer} of {len(requests)} requests may run past the {limit} positions that drafter {drafter.name} was "
+        "made for, where it may draft badly"
+    ]
 
 
 def check_pair(target: Target, drafter: Drafter, num_draft_tokens: int) -> None:

@@ -405,7 +405,7 @@ def capture_with(
     import torch
 
     from ..trace.writer import TraceWriter
-    from .loop import check_request, decode
+    from .loop import check_request, decode, note_on_positions
     from .record import Recorder
 
     torch.manual_seed(plan.seed)
@@ -415,7 +415,7 @@ def capture_with(
         check_request(target, drafter, request, plan.K)
     recorder = Recorder(plan.top_k, plan.divergences)
     manifest = make_manifest(target, drafter, requests, plan, encoder)
-    for text in notes_on(prompts, encoder):
+    for text in (*notes_on(prompts, encoder), *note_on_positions(drafter, requests, plan.K)):
         note(text)
     if plan.shard is not None:
         index, of = parse_shard(plan.shard)

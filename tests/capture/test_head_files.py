@@ -159,15 +159,15 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 500.0}
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
         ({"is_causal": False}, "is_causal is false"),
-        ({"rope_theta": "10k"}, "rope_theta is '10k', not a number"),
-        ({"rope_theta": [1]}, r"rope_theta is \[1\], not a number"),
+        ({"rope_theta": "10k"}, "rope_theta is '10k', not a finite number"),
+        ({"rope_theta": [1]}, r"rope_theta is \[1\], not a finite number"),
         ({"rope_theta": float("inf")}, "rope_theta is inf, not a finite number"),
         ({"rope_theta": -1}, "rope_theta is -1, not above 0"),
         ({"target_layer_ids": "1,2,3"}, "target_layer_ids is '1,2,3', not a list"),
         ({"target_layer_ids": [1.0, 2.5, 3]}, r"target_layer_ids\[1\] is 2.5, not a whole number"),
         ({"hidden_act": "sillu"}, "hidden_act is 'sillu', not an activation"),
         ({"hidden_act": 3}, "hidden_act is 3, not text"),
-        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5', not a number"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5', not a finite number"),
         ({"num_attention_heads": "4"}, "num_attention_heads is '4'"),
         ({"num_attention_heads": 8, "head_dim": 8}, "num_attention_heads is 8, but the tensors are of 4 x 8"),
         ({"head_dim": 8.5}, "head_dim is 8.5"),
@@ -277,6 +277,24 @@ def test_a_bad_head_is_refused_before_the_target_is_loaded(
     error = capsys.readouterr().err
     assert stopped.value.code == 2 and len(error.strip().splitlines()) == 1
     assert "config.json names no RoPE theta" in error and "--draft-rope-theta 10000" in error
+
+
+def test_a_prompt_that_runs_past_the_positions_of_the_head_is_told(
+    tmp_path: Path, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taps = {"target_layer_ids": [-1, 0, 1]}
+    for number, (positions, told) in enumerate(((40, True), (200, False))):
+        config = eagle3_config(WIDTH, VOCAB, max_position_embeddings=positions, **taps)
+        head = save(tmp_path / f"head{number}", eagle3_tensors(WIDTH, VOCAB), config)
+        with pytest.raises(SystemExit) as stopped:
+            main([
+                "capture", "-o", str(tmp_path / f"t{number}"), "--target", str(saved / "model"), "--drafter",
+                f"eagle3:{head}", "--task", f"jsonl:{saved / 'prompts.jsonl'}", "--limit", "3", "--K", "4",
+                "--max-new-tokens", "36",
+            ])  # fmt: skip
+        error = capsys.readouterr().err
+        assert not stopped.value.code
+        assert ("3 of 3 requests may run past the 40 positions that drafter eagle3:" in error) == told
 
 
 # ---- a tied embedding ------------------------------------------------------------------------------------------------
