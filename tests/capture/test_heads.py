@@ -165,7 +165,9 @@ def test_no_token_runs_through_the_target_twice(
     assert (relaxed > 10) == (policy is LOOSE)
 
 
-def test_nor_in_a_batch_of_cover(pair: tuple[HFTarget, HeadDrafter], requests: Requests) -> None:
+def test_nor_in_a_batch_of_cover(
+    pair: tuple[HFTarget, HeadDrafter], requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, drafter = pair
     counts: list[int] = []
     run = target.lm.run
@@ -174,7 +176,7 @@ def test_nor_in_a_batch_of_cover(pair: tuple[HFTarget, HeadDrafter], requests: R
         counts.append(tokens.numel())
         return run(tokens, cache, keep, mask, positions)
 
-    target.lm.run = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(target.lm, "run", counted)
     runner = BatchRunner(target, drafter, K, Recorder())
     request = requests(1, seed=8, longest=24)[0]
     request = RequestRecord("r", "t", tuple(range(20)), "", None, 24, request.eos_ids, "fixed")
