@@ -203,10 +203,14 @@ def check_pair(target: Target, drafter: Drafter, num_draft_tokens: int) -> None:
     """Refuse a K that the drafter cannot draft, and vocabularies that differ."""
     if num_draft_tokens < 1:
         raise CaptureError(f"K={num_draft_tokens} drafts nothing", fix="give K >= 1")
-    limit = drafter.max_draft_tokens
-    if limit is not None and num_draft_tokens > limit:
-        raise CaptureError(f"K={num_draft_tokens} is more than drafter {drafter.name} can do", fix=f"give K <= {limit}")
+    check_width(drafter.name, drafter.max_draft_tokens, num_draft_tokens)
     check_vocabulary(target, drafter)
+
+
+def check_width(name: str, limit: int | None, num_draft_tokens: int) -> None:
+    """Refuse a K that is more than a drafter can draft at once."""
+    if limit is not None and num_draft_tokens > limit:
+        raise CaptureError(f"K={num_draft_tokens} is more than drafter {name} can do", fix=f"give K <= {limit}")
 
 
 def check_vocabulary(target: Target, drafter: Drafter) -> None:

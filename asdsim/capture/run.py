@@ -384,7 +384,7 @@ def capture(
     from ..engines.transformers.load import load_target
     from .drafters import check_head, make_drafter
 
-    checkpoint = check_head(plan.drafter, overrides=plan.overrides, **plan.loading)
+    checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
     target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading)
     drafter = make_drafter(
         plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, checkpoint=checkpoint,

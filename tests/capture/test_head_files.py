@@ -162,7 +162,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 500.0}
         ({"rope_theta": "10k"}, "rope_theta is '10k', not a finite number"),
         ({"rope_theta": [1]}, r"rope_theta is \[1\], not a finite number"),
         ({"rope_theta": float("inf")}, "rope_theta is inf, not a finite number"),
-        ({"rope_theta": -1}, "rope_theta is -1, not above 0"),
+        ({"rope_theta": -1}, "rope_theta is -1, not above 1"),
         ({"target_layer_ids": "1,2,3"}, "target_layer_ids is '1,2,3', not a list"),
         ({"target_layer_ids": [1.0, 2.5, 3]}, r"target_layer_ids\[1\] is 2.5, not a whole number"),
         ({"hidden_act": "sillu"}, "hidden_act is 'sillu', not an activation"),
@@ -211,6 +211,7 @@ def test_keys_that_cannot_be_followed_are_refused_by_name(
         ({"dflash_config": 7}, "dflash_config.* not a JSON object"),
         ({"block_size": "7"}, "block_size is '7'"),
         ({"block_size": 0}, "block_size is 0"),
+        ({"block_size": 10**9}, "block_size is 1000000000"),
         ({"mask_token_id": 1.5}, "mask_token_id is 1.5"),
         ({"markov_rank": "6"}, "markov_rank is '6'"),
         ({"num_hidden_layers": 3}, "config.json says 3 layers, the tensors are of 1"),
@@ -252,6 +253,41 @@ def test_a_configuration_that_is_no_object_gives_one_error(tmp_path: Path, text:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CaptureError, match=r"config.json"):
         check_head(f"eagle3:{folder}")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "text"),
+    [
+        ("fc.weight", (0, 96), r"fc.weight is \(0, 96\), no matrix"),
+        ("fc.weight", (32,), "no head known here"),
+        ("lm_head.weight", (), "lm_head.weight is .*, no matrix"),
+        ("embed_tokens.weight", (), "embed_tokens.weight is .*, no matrix"),
+        ("d2t", (2, 2), "d2t is .*, no list of tokens"),
+        ("t2d", (), "t2d is .*, no list of tokens"),
+    ],
+)
+def test_tensors_of_another_rank_are_refused(tmp_path: Path, name: str, shape: tuple[int, ...], text: str) -> None:
+    tensors = eagle3_tensors(WIDTH, VOCAB, draft_vocab=40)
+    tensors[name] = torch.zeros(shape, dtype=torch.int64 if name in ("d2t", "t2d") else torch.float32)
+    with pytest.raises(CaptureError, match=text):
+        check_head(f"eagle3:{save(tmp_path, tensors, eagle3_config(WIDTH, VOCAB))}")
+
+
+def test_a_gap_between_layers_or_heads_is_refused(tmp_path: Path) -> None:
+    block = dspark_tensors(WIDTH, VOCAB, 2) | {"layers.9999.mlp.up_proj.weight": torch.zeros(64, 32)}
+    folder = save(tmp_path / "block", block, dspark_config(WIDTH, VOCAB, K, (0, 2)))
+    with pytest.raises(CaptureError, match="the tensors of layer 1 are missing"):
+        check_head(f"dspark:{folder}")
+    heads = medusa_tensors(WIDTH, VOCAB, 1) | {"700.0.linear.weight": torch.zeros(WIDTH, WIDTH)}
+    with pytest.raises(CaptureError, match="the tensors of head 1 are missing"):
+        check_head(f"medusa:{save(tmp_path / 'medusa', heads, {})}")
+
+
+def test_more_draft_tokens_than_a_head_has_are_refused_by_its_files(tmp_path: Path) -> None:
+    folder = save(tmp_path, medusa_tensors(WIDTH, 20, 2), {})
+    check_head(f"medusa:{folder}", num_draft_tokens=2)
+    with pytest.raises(CaptureError, match=r"K=3 is more than drafter medusa:.* can do.*K <= 2"):
+        check_head(f"medusa:{folder}", num_draft_tokens=3)
 
 
 def test_good_heads_pass_and_are_read_once(tmp_path: Path, deep: HFTarget) -> None:

@@ -31,6 +31,7 @@ from .configuration import (
     activation_of,
     attention_shape,
     check_layers,
+    count_of,
     epsilon_of,
     positions_of,
     refuse_unread,
@@ -41,7 +42,7 @@ from .configuration import (
 from .formats import Checkpoint, need
 from .heads import Borrowed, Head, check_size, fill, target_shape, tied, vocabulary_of
 
-LAYER = re.compile(r"layers\.(\d+)\.")
+LAYER = re.compile(r"layers\.(\d{1,4})\.")
 
 
 class Attention(torch.nn.Module):
@@ -247,7 +248,7 @@ class DSpark(Head):
         block, mask_id = (_whole(checkpoint, key) for key in ("block_size", "mask_token_id"))
         if not 0 <= mask_id < vocab_size:
             raise checkpoint.error(f"the mask is token {mask_id}, the target has {vocab_size}")
-        layers = 1 + max(int(match[1]) for match in map(LAYER.match, tensors) if match)
+        layers = count_of(checkpoint, "layer", {int(match[1]) for match in map(LAYER.match, tensors) if match})
         check_layers(checkpoint, layers)
         windows = windows_of(checkpoint, layers)
         ropes = {
@@ -261,7 +262,7 @@ class DSpark(Head):
                 **attention_shape(checkpoint, q_proj, k_proj), layers=layers, token_ids=token_ids,
                 own_embedding="embed_tokens.weight" in tensors, own_output="lm_head.weight" in tensors,
                 rank=_rank(checkpoint, tensors), markov=_markov(tensors), warm=checkpoint.from_speculators,
-                confidence=_confidence(tensors, width), bias="layers.0.self_attn.q_proj.bias" in tensors,
+                confidence=_confidence(checkpoint, tensors, width), bias="layers.0.self_attn.q_proj.bias" in tensors,
                 act=activation_of(checkpoint), eps=epsilon_of(checkpoint), windows=windows,
                 sliding_rope=ropes.get(SLIDING),
             )  # fmt: skip
@@ -428,7 +429,8 @@ EMBEDDINGS = ("embed_tokens.weight", "markov_head.markov_w1.weight")
 
 
 def _whole(checkpoint: Checkpoint, key: str) -> int:
-    value: int | None = checkpoint.fields(key).whole(key, None, least=1 if key == "block_size" else 0)
+    bounds = {"least": 1, "most": 1 << 12} if key == "block_size" else {}
+    value: int | None = checkpoint.fields(key).whole(key, None, **bounds)
     if value is None:
         raise checkpoint.error(f"config.json does not say {key}")
     return value
@@ -454,8 +456,8 @@ def _anchor(checkpoint: Checkpoint) -> str:
 
 def _rank(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> int:
     """Return the rank of the Markov term, 0 without one."""
-    w1 = tensors.get("markov_head.markov_w1.weight")
-    rank = 0 if w1 is None else w1.shape[1]
+    name = "markov_head.markov_w1.weight"
+    rank = need(checkpoint, tensors, name).shape[1] if name in tensors else 0
     named = checkpoint.fields("markov_rank").whole("markov_rank", rank)
     if named != rank:
         raise checkpoint.error(f"config.json says Markov rank {named}, tensors {rank}")
@@ -469,8 +471,8 @@ def _markov(tensors: Mapping[str, torch.Tensor]) -> str:
     return "vanilla"
 
 
-def _confidence(tensors: Mapping[str, torch.Tensor], width: int) -> str | None:
-    proj = tensors.get("confidence_head.proj.weight")
-    if proj is None:
+def _confidence(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], width: int) -> str | None:
+    name = "confidence_head.proj.weight"
+    if name not in tensors:
         return None
-    return "hidden" if proj.shape[1] == width else "markov"
+    return "hidden" if need(checkpoint, tensors, name).shape[1] == width else "markov"
