@@ -216,6 +216,8 @@ def test_keys_that_cannot_be_followed_are_refused_by_name(
         ({"markov_rank": "6"}, "markov_rank is '6'"),
         ({"num_hidden_layers": 3}, "config.json says 3 layers, the tensors are of 1"),
         ({"sample_from_anchor": 1}, "sample_from_anchor is 1, not true or false"),
+        ({"architectures": 5}, "architectures is 5, not a list"),
+        ({"architectures": [5]}, r"architectures\[0\] is 5, not text"),
     ],
 )
 def test_likewise_of_a_block_head(tmp_path: Path, change: dict[str, Any], text: str) -> None:

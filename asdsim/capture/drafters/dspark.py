@@ -60,6 +60,7 @@ class Attention(torch.nn.Module):
 
     def entries(self, x: torch.Tensor, positions: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values (batch, heads, n, width) of context or block ``x`` (batch, n, d)."""
+        # Keys are normed before they are turned, so that they can be kept with their positions.
         keys = self.k_norm(heads_of(self.k_proj(x), self.head_dim))
         return rotary(keys, positions), heads_of(self.v_proj(x), self.head_dim)
 
@@ -294,14 +295,13 @@ class DSpark(Head):
         list of (bool tensor, broadcastable to (batch, heads, B, n + B)) or None
             None where a slot looks everywhere.
         """
-        real = (places >= 0)[:, None, None]
         context, slots = places[:, None, : -self.block], places[:, -self.block :, None]
 
         def mask(window: Window) -> torch.Tensor | None:
             if window.size is None and not window.causal:
-                return real if padded else None
+                return (places >= 0)[:, None, None] if padded else None
             seen = (context >= 0).expand(-1, self.block, -1)
-            if window.size is not None:
+            if window.size is not None:  # it cuts the context only: a block is shorter than any trained window
                 seen = seen & (context >= (slots[:, :1] if window.anchored else slots + 1) - window.size)
             own = slots.mT <= slots if window.causal else torch.ones_like(slots.mT <= slots)
             return torch.cat([seen, own], -1)[:, None]
@@ -444,7 +444,8 @@ def _anchor(checkpoint: Checkpoint) -> str:
         first = not bonus
     if first is None and "dflash_config" in checkpoint.config:
         first = False
-    if first is None and any("DSparkModel" in str(name) for name in checkpoint.config.get("architectures") or ()):
+    architectures = checkpoint.fields("architectures").list_of("text", "architectures", [])
+    if first is None and any("DSparkModel" in name for name in architectures):
         first = True
     if first is None:
         raise checkpoint.error(

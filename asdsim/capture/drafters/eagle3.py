@@ -255,7 +255,7 @@ class Eagle3(Head):
             z = residual = self.fc(torch.cat([embedding, features], dim=-1))
         else:
             normed = layer.hidden_norm(features)
-            z = torch.cat([layer.input_layernorm(embedding), normed], dim=-1)
+            z = torch.cat([layer.input_layernorm(embedding), normed], dim=-1)  # in the order of the public weights
             residual = normed if self.norm_before_residual else features
         x = residual + layer.self_attn(z, positions, self.rotary, mask, memory)
         result: torch.Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -315,6 +315,7 @@ class Eagle3(Head):
             rows.append(self.logits(x))
             picked.append(self.tokens_of(rows[-1].argmax(-1)))
             if step + 1 < steps:
+                # All drafts before it are seen, and of the true entries no others: so such heads are trained.
                 mask = torch.cat([mask, mask.new_ones((*mask.shape[:-1], 1))], dim=-1)
                 feature = self.norm(x) if self.norm_output else x
                 x = self(picked[-1], feature, (position + step)[:, None], mask, memory)
