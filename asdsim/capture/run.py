@@ -393,7 +393,7 @@ def capture(
     from ..engines.transformers.load import load_target
     from .drafters import check_head, make_drafter
 
-    checkpoint = check_head(plan.drafter, overrides=plan.overrides, **plan.loading)
+    checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
     target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading)
     drafter = make_drafter(
         plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, checkpoint=checkpoint,
@@ -414,7 +414,7 @@ def capture_with(
     import torch
 
     from ..trace.writer import TraceWriter
-    from .loop import check_request, decode
+    from .loop import check_request, decode, note_on_positions
     from .record import Recorder
 
     torch.manual_seed(plan.seed)
@@ -424,7 +424,7 @@ def capture_with(
         check_request(target, drafter, request, plan.K)
     recorder = Recorder(plan.top_k, plan.divergences)
     manifest = make_manifest(target, drafter, requests, plan, encoder)
-    for text in notes_on(prompts, encoder):
+    for text in (*notes_on(prompts, encoder), *note_on_positions(drafter, requests, plan.K)):
         note(text)
     if plan.shard is not None:
         index, of = parse_shard(plan.shard)
