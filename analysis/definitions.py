@@ -26,7 +26,7 @@ def document() -> str:
     """Return the page."""
     lines = [
         "# What every figure means", "",
-        "Made by `python analysis/definitions.py` from `asdsim/metrics.py`. Means are ratios of sums over requests. Tokens",
+        "Made by `python analysis/definitions.py` from `asdsim/evaluate/figures.py`. Means are ratios of sums over requests. Tokens",
         "behind an end of sequence or the token limit count nowhere.", "",
         "## Rows of a replay", "", "| column | meaning |", "|---|---|",
         *(f"| `{name}` | {meaning} |" for name, meaning in COLUMNS.items()), "",
@@ -35,7 +35,10 @@ def document() -> str:
         "strict baseline see the same draws. The bootstrap is bias-corrected and accelerated (Efron 1987) and widened for few",
         "requests as Student's t is (Hesterberg 2015); shares of requests have Wilson's interval, changes of accuracy",
         "Newcombe's for paired shares (1998, method 10), with McNemar's exact test beside it.",
-        "Fewer than three requests give no bootstrap interval, nor do resamples so lopsided that it would not hold the value.", "",
+        "Fewer than three requests give no bootstrap interval, nor do resamples so lopsided that it would not hold the value.",
+        "A row that is not exact has no interval either, for the setting or for the strict baseline: requests that stayed on the",
+        "trace are no fair sample, and an estimate is off by more than the sampling of requests. Requests whose strict walk is",
+        "not captured leave every figure.", "",
         "| figure | meaning | interval |", "|---|---|---|",
         *(f"| `{name}` | {figure.meaning} | {interval(name)} |" for name, figure in FIGURES.items()), "",
         "## Suffix reuse", "",
