@@ -72,7 +72,8 @@ def command(
     if as_json:
         print_json("compare", {
             "trace": str(trace), "risk": risk, "level": level, "off_trace": off_trace,
-            "draft_cost": comparison.draft_cost, "draft_cost_source": comparison.cost_source, "speedup_over": "the target alone",
+            "draft_cost": comparison.draft_cost, "draft_cost_source": comparison.cost_source,
+            "speedup_over": "the target alone",
             "unpaired_requests": comparison.unpaired, "rows": comparison.rows, "skipped": comparison.skipped,
         })  # fmt: skip
         return
@@ -95,8 +96,9 @@ def print_table(comparison: Comparison, title: str) -> None:
     for name, reason in comparison.skipped.items():
         note(f"{name} left out: {reason}")
     if comparison.unpaired:
-        note(f"{counted(comparison.unpaired, 'request')} left out: the strict walk is not captured, so there is nothing "
-             "to compare with; asdsim cover --B 0 --g 0 --M 0")  # fmt: skip
+        left = counted(comparison.unpaired, "request")
+        note(f"{left} left out: the strict walk is not captured, so there is nothing to compare with; "
+             "asdsim cover --B 0 --g 0 --M 0")  # fmt: skip
     if any(row["rule"] == "truncate" for row in comparison.rows):
         note("truncate has no published K: it is shown at the one with the highest predicted speed-up")
     partly = [row for row in comparison.rows if not row["exact"]]
