@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from asdsim.plots.rules import compared_rules
-
 from asdsim.plots import draw as plots
+from asdsim.plots.rules import compared_rules
 from asdsim.result import load
 from asdsim.rules import NAMES
 from asdsim.studies.compare import RISKS, compare

@@ -24,7 +24,7 @@ from .trace.graph import Graph, build_graph, edge_tokens_of
 from .trace.reader import Trace, read_trace
 from .walk import request as columns
 from .walk.estimate import DRAWS, pooled_graph
-from .walk.path import path_of
+from .walk.path import visits
 from .walk.sweep import OFF_TRACE, Walks, choose_device, sweep, sweep_graph, walk_grid
 
 if TYPE_CHECKING:
@@ -201,13 +201,13 @@ class Result:
         UsageError
             If the walk left the trace.
         """
-        visits, exact = path_of(self.graph, self.grid.policy(setting), request)
+        steps, exact = visits(self.graph, self.grid.policy(setting), request)
         if not exact:
             raise UsageError(
                 f"the walk of request {self.graph.request_ids[request]} leaves the trace, so its margin is not known",
                 fix="run asdsim cover for this setting",
             )
-        gaps = [min(visit.closeness, float(self.graph.edge_margin[visit.edge])) for visit in visits]
+        gaps = [min(visit.closeness, float(self.graph.edge_margin[visit.edge])) for visit in steps]
         return min(gaps, default=float("inf"))
 
     def quality(self, **options: Any) -> Quality:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import tomllib
@@ -14,6 +13,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError, unknown_name
+from ..files import dump_json
 
 SCHEMA_VERSION = 1
 """Of what ``--json`` prints."""
@@ -232,21 +232,7 @@ def check_table(path: Path | None) -> None:
 
 def print_json(command: str, payload: dict[str, Any]) -> None:
     """Print one machine-readable object; NaN has no place in JSON and becomes null, an infinity ``"inf"``."""
-    click.echo(json.dumps(_plain({"schema_version": SCHEMA_VERSION, "command": command, **payload}), allow_nan=False))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):  # numpy
-        return _plain(value.tolist())
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value
+    click.echo(dump_json({"schema_version": SCHEMA_VERSION, "command": command, **payload}))
 
 
 def counted(number: int, noun: str) -> str:

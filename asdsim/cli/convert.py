@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,9 +111,9 @@ def _write(output: Path | None, rows: list[dict[str, Any]]) -> None:
         return
     if output.suffix != ".jsonl":
         raise UsageError(f"cannot tell the format of {output}", fix="name a file that ends in .jsonl")
-    from ..trace.writer import write_atomically
+    from ..files import dump_json, write_made
 
-    write_atomically(output, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write_made(output, lambda file: file.writelines((dump_json(row) + "\n").encode() for row in rows))
     note(f"wrote {counted(len(rows), 'row')} to {output}")
 
 

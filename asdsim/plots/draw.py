@@ -9,7 +9,6 @@ open markers in lines, and named in the legend; in maps, means over only the req
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import platform
@@ -32,6 +31,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from .. import __version__
 from ..errors import AsdsimError, UsageError
+from ..files import dump_json, write_atomically
 
 if TYPE_CHECKING:
     import polars as pl
@@ -579,34 +579,11 @@ def mismatch_groups(
 
 def accepted_mismatches(graph: Graph, policy: Policy, off_trace: str = "stop") -> npt.NDArray[np.int64]:
     """Return the indices (into ``graph.mm_*``) of the mismatches that one setting accepts, request by request."""
-    from ..rules import asd as rule
-    from ..trace.graph import MISSING
+    from ..walk.path import visits
 
-    accept_block = rule.bind(rule.accept_block, judge=rule.JUDGES[policy.semantics])
-    settle = rule.settle_of(policy.semantics)
-    taken: list[int] = []
-    for request in range(graph.num_requests):
-        spent, tokens, steps = 0.0, 0, 0
-        step, room = int(graph.root[request]), int(graph.limit[request])
-        path = graph.path_step[graph.path_ptr[request] : graph.path_ptr[request + 1]]
-        nearest = graph.align_step[graph.align_ptr[request] : graph.align_ptr[request + 1]]
-        while step >= 0 and tokens < room:
-            lo, hi = int(graph.mm_ptr[step]), int(graph.mm_ptr[step + 1])
-            outcome, charge, count, _ = accept_block(
-                graph.mm_pos, graph.mm_score, graph.mm_charge, lo, hi, room - tokens, spent,
-                policy.budget, policy.gate, policy.cap,
-            )  # fmt: skip
-            spent = settle(spent, charge)
-            taken.extend(range(lo, lo + count))
-            edge = lo + step + outcome
-            tokens += int(graph.edge_tokens[edge])
-            steps += 1
-            step = int(graph.edge_next[edge])
-            if step == MISSING and off_trace == "recorded":
-                step = int(path[steps]) if steps < len(path) else -1
-            elif step == MISSING and off_trace == "aligned":
-                step = int(nearest[tokens]) if tokens < len(nearest) else -1
-    return np.array(taken, np.int64)
+    walks = [visits(graph, policy, request, off_trace).visits for request in range(graph.num_requests)]
+    firsts = [(int(graph.mm_ptr[visit.step]), visit.relaxed) for walk in walks for visit in walk]
+    return np.array([j for first, relaxed in firsts for j in range(first, first + relaxed)], np.int64)
 
 
 def match_share(
@@ -666,7 +643,7 @@ def save(
     """
     base = Path(stem)
     paths = [base.with_name(base.name + suffix) for suffix in (".svg", ".png", ".json")]
-    text = json.dumps(_plain({**record, "figure": base.name, "data": data or {}}), indent=1, ensure_ascii=False) + "\n"
+    text = dump_json({**record, "figure": base.name, "data": data or {}}, indent=1, ascii_only=False) + "\n"
     text = re.sub(
         r"\[\n[^\[\]{}]*\]", lambda flat: re.sub(r"\n\s*", " ", flat[0]), text
     )  # a list of numbers on one line
@@ -675,12 +652,7 @@ def save(
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
         for path, octets in zip(paths, content, strict=True):
-            rest = path.with_name(path.name + ".tmp")
-            try:
-                rest.write_bytes(octets)
-                rest.replace(path)
-            finally:
-                rest.unlink(missing_ok=True)
+            write_atomically(path, octets)
     except OSError as error:
         raise AsdsimError(
             f"cannot write: {error.strerror or error}", where=str(base), fix="choose another folder with -o"
@@ -693,21 +665,6 @@ def _drawn(figure: Figure, kind: str) -> bytes:
     # No date and no version in the files: a redraw of the same data changes no byte.
     figure.savefig(stream, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return stream.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    """Return JSON-ready numbers: arrays as lists, infinities as text, NaN as null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    return value
 
 
 def draw_all(

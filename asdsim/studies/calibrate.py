@@ -6,7 +6,6 @@ much (the optimism). A holdout that shares prompts with the calibration set cann
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from .. import __version__, stats
 from ..errors import UsageError, unknown_name
 from ..evaluate.cost import CostModel
 from ..evaluate.quality import Quality, Scorer, judge, judge_assigned, take
+from ..files import dump_json, read_json, write_atomically
 from ..rules.settings import SEMANTICS, Grid
 from ..stats import Intervals
 from ..trace.graph import Graph, build_graph
@@ -453,10 +453,6 @@ def _held_out_in_turn(
 # --- the file -----------------------------------------------------------------------------------------------------
 
 
-def _number(value: float) -> float | str:
-    return "inf" if math.isinf(value) else float(value)
-
-
 def policy_record(made: Calibration, trace: Trace, holdout: Trace | None, cost: CostModel | None) -> dict[str, Any]:
     """Return the content of ``policy.json``: the setting, what it belongs to, and how it was found and judged."""
     grid = made.grid
@@ -470,14 +466,14 @@ def policy_record(made: Calibration, trace: Trace, holdout: Trace | None, cost: 
 
     return {
         "schema_version": POLICY_VERSION, "kind": "asdsim policy", "asdsim": __version__, "rule": "asd",
-        "B": _number(grid.budget[0]), "g": _number(grid.gate[0]), "M": _number(grid.cap[0]), "semantics": base,
+        "B": float(grid.budget[0]), "g": float(grid.gate[0]), "M": float(grid.cap[0]), "semantics": base,
         "regret": grid.layout.regret, "value": grid.layout.value, "ledger": scope or "request", **identity(trace),
         "method": made.method, "limits": {**made.limits.given(), "bound": made.limits.bound},
         "candidates": made.candidates, "ratios": made.ratios or None,
         "cost": None if cost is None else cost.to_dict(), "resamples": made.calibration.resamples,
         "seed": made.calibration.seed, "calibration": side(trace, made.calibration),
         "holdout": side(holdout, made.holdout),
-        "folds": [{**fold, **{name: _number(fold[name]) for name in "BgM"}} for fold in made.folds] or None,
+        "folds": made.folds or None,
         "optimism": made.optimism(),
     }  # fmt: skip
 
@@ -490,13 +486,9 @@ def write_policy(record: dict[str, Any], path: Path) -> None:
     UsageError
         If it cannot be written.
     """
-    text = json.dumps(record, indent=1, allow_nan=False, default=float) + "\n"
-    rest = path.with_name(path.name + ".tmp")
     try:
-        rest.write_text(text, encoding="utf-8")
-        rest.replace(path)
+        write_atomically(path, dump_json(record, indent=1) + "\n")
     except OSError as error:
-        rest.unlink(missing_ok=True)
         raise UsageError(f"cannot write: {error.strerror or error}", where=str(path)) from None
 
 
@@ -517,11 +509,9 @@ def read_policy(path: Path) -> tuple[Grid, dict[str, Any]]:
     """
     fix = "give a file that asdsim calibrate wrote"
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=str(path), fix=fix) from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise UsageError(f"not valid JSON: {error}", where=str(path), fix=fix) from None
+        record = read_json(path)
+    except UsageError as error:
+        raise UsageError(error.what, where=error.where, fix=fix) from None
     if not isinstance(record, dict) or record.get("kind") != "asdsim policy":
         raise UsageError("not a policy file", where=str(path), fix=fix)
     if record.get("schema_version") != POLICY_VERSION:
