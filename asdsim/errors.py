@@ -34,6 +34,10 @@ class CaptureError(AsdsimError):
     """A model, drafter, task or decoding step that cannot be recorded."""
 
 
+class EngineError(AsdsimError):
+    """An inference engine that cannot do what was asked of it, or that does something else."""
+
+
 def unknown_name(kind: str, name: str, known: list[str]) -> UsageError:
     """Return an error for an unknown name, with the closest known one as a suggestion."""
     import difflib
