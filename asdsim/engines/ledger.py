@@ -4,7 +4,8 @@ A request keeps its slot while it is reordered, preempted and admitted again; it
 grows with requests that are gone. Before a block is charged, **reach** is applied: what an engine would cut off later
 (a stop id, the token limit) is never charged.
 
-A step is :meth:`Ledger.verify` (decide, lift, charge) and :meth:`Ledger.commit` (what the engine made of it). Neither waits for the device; :meth:`Ledger.release` does, once per request.
+A step is :meth:`Ledger.verify` (decide, lift, charge) and :meth:`Ledger.commit` (what the engine made of
+it). Neither waits for the device; :meth:`Ledger.release` does, once per request.
 """
 
 from __future__ import annotations
@@ -256,8 +257,9 @@ class Ledger:
         whole = (decision.accepted == blocks.widths) & (remaining > blocks.widths) & (ended == 0)
         own = ((decision.verdict != ACCEPT) | whole).long()
         live = (remaining > 0).long()
+        stepped = live * ((counts[:, 1] > 0) | (blocks.widths > 0)).long()  # no draft, no token yet: the end of prefill
         added = torch.stack([
-            torch.zeros_like(live), (decision.accepted + own) * live, live, blocks.widths * live, decision.accepted,
+            torch.zeros_like(live), (decision.accepted + own) * live, stepped, blocks.widths * live, decision.accepted,
             decision.relaxed, ended, torch.zeros_like(live),
         ], 1)  # fmt: skip
         counts = counts + added
@@ -287,19 +289,6 @@ class Ledger:
         counts[:, 6] |= ended
         counts[:, 7] |= faults
         self._counts[step.slots] = counts
-
-    def prefilled(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Count the token that ends a prefill.
-
-        Parameters
-        ----------
-        slots : int64 (N,)
-        tokens : int (N,)
-        """
-        counts = self._counts[slots]
-        counts[:, 1] += 1
-        counts[:, 6] |= (tokens[:, None] == self._stops[slots]).any(1).long()
-        self._counts[slots] = counts
 
     def settings(self, slots: torch.Tensor) -> Settings:
         """Return ledger, B, g and M of each request."""
