@@ -62,7 +62,7 @@ if __name__ == "__main__":
     sys.stdout = sys.stderr  # vLLM prints
     try:
         result = run(job)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(result), file=answer, flush=True)
     os._exit(0)

@@ -10,6 +10,7 @@ from ...errors import EngineError
 from ..config import EngineConfig, check_model
 from ..ledger import Ledger, Step
 from . import log, request_setting, say, stop_ids_of
+from .record import open_for, refusal
 
 
 class Adapter:
@@ -33,11 +34,7 @@ class Adapter:
             log.warning("asd: %s", note)
         self.ledger = Ledger(config.policy, runner.device)
         self.step: Step | None = None
-        self.recorder = None
-        if config.trace:
-            from .record import open_for
-
-            self.recorder = open_for(runner, vllm_config, config, open_recorder)
+        self.recorder = open_for(vllm_config, config, open_recorder, runner.device) if config.trace else None
         self._slots: torch.Tensor | None = None
         self._hook()
         log.info("asd: %s by default (%s), trace: %s", config.policy, config.file, config.trace or "none")
@@ -83,7 +80,7 @@ class Adapter:
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self.ledger.admit(new.req_id, policy, limit=limit, stop_ids=stop_ids_of(params))
         if self.recorder is not None:
-            self.recorder.admit(new.req_id, prompt, limit, stop_ids_of(params), greedy=not params.temperature)
+            self.recorder.admit(new.req_id, prompt, limit, stop_ids_of(params), refusal(params))
 
     def sample(self, logits: Any, metadata: Any) -> Any:
         """Sample as vLLM does, with the rule deciding about draft tokens on the way."""
@@ -107,7 +104,7 @@ class Adapter:
         self._slots = None
         self.ledger.commit(self.step, output.sampled_token_ids)
         if seen is not None:
-            self.recorder.commit(seen, self.step, output.sampled_token_ids)
+            self.recorder.commit(seen, self.step.decision.accepted, output.sampled_token_ids)
         return output
 
     def process(self, logits: Any, sampling_metadata: Any, metadata: Any) -> Any:
