@@ -118,7 +118,7 @@ class Decision(NamedTuple):
     spent: torch.Tensor
 
 
-def lay_blocks(widths: torch.Tensor, longest: int) -> Blocks:
+def lay_blocks(widths: torch.Tensor, longest: int, gap: int = 0) -> Blocks:
     """Lay out blocks that follow each other in flat arrays.
 
     Parameters
@@ -127,10 +127,12 @@ def lay_blocks(widths: torch.Tensor, longest: int) -> Blocks:
         K of each block; 0 allowed.
     longest : int
         Largest K, known on the host.
+    gap : int
+        Rows between one block and the next: 1 where bonus rows stand there.
     """
     widths = widths.long()
     position = torch.arange(longest, device=widths.device)
-    start = widths.cumsum(0) - widths
+    start = widths.cumsum(0) - widths + gap * torch.arange(len(widths), device=widths.device)
     inside = position < widths[:, None]
     return Blocks(widths, inside, torch.where(inside, start[:, None] + position, 0))
 

@@ -20,7 +20,7 @@ import torch
 from ..errors import EngineError
 from ..rules.asd import ACCEPT
 from ..rules.settings import STRICT, Policy
-from .accept import Decision, Rows, Settings, accept_blocks, lay_blocks, lift, reach, read_rows, score_blocks
+from .accept import Blocks, Decision, Rows, Settings, accept_blocks, lift, reach, read_rows, score_blocks
 
 NO_STOP = -1
 """Fills a row of stop ids; no token has it."""
@@ -193,6 +193,10 @@ class Ledger:
         if request_id in self._slots:
             self._parked.add(request_id)
 
+    def parked(self, request_id: str) -> bool:
+        """Return whether a request waits to be taken up again."""
+        return request_id in self._parked
+
     def release(self, request_id: str) -> Report | None:
         """Give back a request's slot and say what became of it; None for an id that is not here."""
         slot = self._slots.pop(request_id, None)
@@ -216,22 +220,24 @@ class Ledger:
         return self._batch[1]
 
     def verify(
-        self, slots: torch.Tensor, widths: torch.Tensor, longest: int, draft_ids: torch.Tensor, logits: torch.Tensor
+        self,
+        slots: torch.Tensor,
+        blocks: Blocks,
+        draft_ids: torch.Tensor,
+        logits: torch.Tensor,
     ) -> Step:
         """Decide every block, lift accepted near-ties in ``logits``, and charge the ledgers.
 
         Parameters
         ----------
         slots : int64 (N,)
-        widths : int (N,)
-            K of each block.
-        longest : int
-            Largest K, known on the host.
+        blocks : Blocks
+            Where the rows of each request lie, see :func:`asdsim.engines.accept.lay_blocks`.
         draft_ids : int (T,)
+            Draft token of each row; any id in rows outside the blocks.
         logits : float (T, V)
-            Target rows of the draft positions; changed in place.
+            Target rows; changed in place.
         """
-        blocks = lay_blocks(widths, longest)
         rows = None
         counts = self._counts[slots]
         remaining = torch.where(counts[:, 6] > 0, 0, counts[:, 0] - counts[:, 1])
@@ -241,7 +247,7 @@ class Ledger:
             mismatch, score, charge = score_blocks(self.policy.layout, rows, blocks)
             bad = (blocks.grid(rows.unusable) & blocks.inside).any(1)
         else:
-            shape = (len(slots), longest)
+            shape = blocks.inside.shape
             mismatch = torch.zeros(shape, dtype=torch.bool, device=self.device)
             score = charge = torch.zeros(shape, dtype=torch.float64, device=self.device)
             bad = torch.zeros(len(slots), dtype=torch.bool, device=self.device)

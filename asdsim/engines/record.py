@@ -154,13 +154,13 @@ class Recorder:
             made["crowded"] = crowded
         if drafts is not None and len(drafts):
             blocks = lay_blocks(torch.tensor(widths, device=rows.device), max(widths))
-            before = torch.arange(len(widths), device=rows.device)[:, None]
+            behind = torch.arange(len(widths), device=rows.device)[:, None]  # bonus rows before a block
             own = torch.zeros(len(drafts), dtype=torch.int64, device=rows.device)
-            own.index_add_(0, blocks.rows.flatten(), ((blocks.rows + before) * blocks.inside).flatten())
-            owned, ids64 = rows[own], drafts.long()
+            own.index_add_(0, blocks.rows.flatten(), ((blocks.rows + behind) * blocks.inside).flatten())
+            owned, chosen = rows[own], drafts.long()
             made |= {
-                "draft_ids": drafts.int(), "draft_logits": owned.gather(1, ids64[:, None])[:, 0],
-                "ranks": ranks(owned, ids64).int(),
+                "draft_ids": drafts.int(), "draft_logits": owned.gather(1, chosen[:, None])[:, 0],
+                "ranks": ranks(owned, chosen).int(),
             }  # fmt: skip
         return Columns(list(names), list(widths), made)
 

@@ -18,6 +18,7 @@ from asdsim.rules.settings import STRICT, Policy, reading
 from tests.support.toymodels import ToyDrafter, ToyTarget
 
 torch = pytest.importorskip("torch")
+from asdsim.engines.accept import lay_blocks  # noqa: E402
 from asdsim.engines.ledger import BAD_LOGITS, DISAGREES, TOO_MANY, Ledger, is_strict  # noqa: E402
 
 EOS = 11
@@ -28,7 +29,7 @@ def engine_step(ledger, names, drafts, logits):  # type: ignore[no-untyped-def]
     widths = [len(ids) for ids in drafts]
     flat = torch.tensor([token for ids in drafts for token in ids], dtype=torch.int64)
     target = torch.tensor(np.concatenate([rows[:-1] for rows in logits]))
-    step = ledger.verify(ledger.slots(names), torch.tensor(widths), max(widths), flat, target)
+    step = ledger.verify(ledger.slots(names), lay_blocks(torch.tensor(widths), max(widths)), flat, target)
     best, committed, row = target.argmax(-1).tolist(), [], 0
     for ids, rows in zip(drafts, logits, strict=True):
         matched = 0
@@ -157,7 +158,7 @@ def test_an_engine_that_does_something_else_is_found_out() -> None:
     for tokens, fault in (([1, 1, 0], 0), ([0, -1, -1], DISAGREES), ([1, 0, -1], DISAGREES), ([1, 1, 1, 1], TOO_MANY)):
         ledger = Ledger()
         ledger.admit("a", Policy(8, 1, 2), limit=9)
-        step = ledger.verify(ledger.slots(["a"]), torch.tensor([2]), 2, torch.tensor([1, 1]), rows.clone())
+        step = ledger.verify(ledger.slots(["a"]), lay_blocks(torch.tensor([2]), 2), torch.tensor([1, 1]), rows.clone())
         ledger.commit(step, torch.tensor([tokens]))
         assert ledger.report("a").faults == fault
     assert ledger.report("a").to_dict()["faults"] == ["the engine reports more accepted tokens than were drafted"]
@@ -168,7 +169,7 @@ def test_logits_that_are_no_numbers_are_said() -> None:
     ledger.admit("a", Policy(math.inf, math.inf, math.inf), limit=9)
     ledger.admit("b", Policy(math.inf, math.inf, math.inf), limit=9)
     rows = torch.tensor([[1.0, math.nan, 0.0], [1.0, 0.5, 0.0]])
-    step = ledger.verify(ledger.slots(["a", "b"]), torch.tensor([1, 1]), 1, torch.tensor([2, 1]), rows)
+    step = ledger.verify(ledger.slots(["a", "b"]), lay_blocks(torch.tensor([1, 1]), 1), torch.tensor([2, 1]), rows)
     assert step.decision.accepted.tolist() == [0, 1]
     assert (ledger.report("a").faults, ledger.report("b").faults) == (BAD_LOGITS, 0)
 

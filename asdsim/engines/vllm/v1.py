@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...errors import EngineError
+from ..accept import lay_blocks
 from ..config import EngineConfig, check_model
 from ..ledger import Ledger, Step
 from . import log, request_setting, say, stop_ids_of
@@ -100,10 +101,11 @@ class Adapter:
         if self.step is None:
             if metadata is not None and sum(metadata.num_draft_tokens):
                 raise EngineError("vLLM verified draft tokens without asking", fix="use a tested version of vLLM")
-            self.step = self._verify(torch.zeros_like(self._slots), 0, self._slots[:0], logits[:0])
+            none = lay_blocks(torch.zeros_like(self._slots), 0)
+            self.step = self.ledger.verify(self._slots, none, self._slots[:0], logits[:0])
         self._slots = None
         self.ledger.commit(self.step, output.sampled_token_ids)
-        if seen is not None:
+        if seen is not None and self.recorder is not None:
             self.recorder.commit(seen, self.step.decision.accepted, output.sampled_token_ids)
         return output
 
@@ -114,9 +116,6 @@ class Adapter:
             return logits
         ends = metadata.cu_num_draft_tokens
         widths = torch.diff(ends, prepend=ends.new_zeros(1))
-        self.step = self._verify(widths, metadata.max_spec_len, metadata.draft_token_ids, logits)
+        blocks = lay_blocks(widths, metadata.max_spec_len)
+        self.step = self.ledger.verify(self._slots, blocks, metadata.draft_token_ids, logits)
         return logits
-
-    def _verify(self, widths: torch.Tensor, longest: int, drafts: torch.Tensor, logits: torch.Tensor) -> Step:
-        assert self._slots is not None
-        return self.ledger.verify(self._slots, widths, longest, drafts, logits)
