@@ -158,7 +158,7 @@ def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     if plain is None:
         raise EngineError(f"vLLM has no {owner.__name__}.{name}", fix="use a tested version of vLLM")
     if not getattr(plain, "_asdsim", False):
-        made = wraps(plain)(make(plain))
+        made: Any = wraps(plain)(make(plain))
         made._asdsim = True
         setattr(owner, name, made)
 
