@@ -4,6 +4,7 @@
 #   make figures   redraw figures/ from the committed traces (analysis/figures_*.py)
 #   make gpu       the checks that need a CUDA device
 #   make bench     timings beside plain Python, torch and numpy (make micro: of the walk's pieces)
+#   make docs      the site, in docs/_build; a warning or a broken link between pages is an error
 #   make statistics  do intervals cover the truth as often as they say (a minute)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -30,7 +31,7 @@ test gpu statistics: export HF_DATASETS_OFFLINE := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint figures gpu bench micro statistics clean
+.PHONY: help demo test lint docs figures gpu bench micro statistics clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -46,6 +47,9 @@ lint: $(DEV_READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --cache-dir .cache/import-linter
+
+docs: $(DEV_READY)
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
 
 figures: $(RUN_READY)
 	for script in analysis/figures_*.py; do echo "$$script"; $(BIN)/python "$$script"; done
@@ -63,7 +67,7 @@ micro: $(DEV_READY)
 	$(BIN)/python -m pytest tests/bench -o python_files='bench_*.py' --benchmark-columns=median,iqr,rounds $(PYTEST_ARGS)
 
 clean:
-	rm -rf $(VENV) .cache demo-out bench-out build dist
+	rm -rf $(VENV) .cache demo-out bench-out build dist docs/_build
 
 # A directory without its own stamp is the rest of an attempt that failed: begin again.
 $(VENV)/.made:

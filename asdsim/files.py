@@ -117,7 +117,7 @@ def plain(value: Any, *, nan: bool = True) -> Any:
     if hasattr(value, "tolist"):  # a numpy scalar or array
         return plain(value.tolist(), nan=nan)
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return os.fsencode(value).decode("utf-8", "surrogateescape")  # also under a locale of ASCII
     raise TypeError(f"a {type(value).__name__} cannot be stored")
 
 
@@ -247,12 +247,13 @@ class _Values:
                 yield f"{self.where}, line {line}", self.value()
                 continue
             number, closed = 0, False
+            start = f"{self.where}, " if self.line == 1 else f"{self.where}, line {self.line}, "
             while not closed:
                 self.move(self.place + 1)  # over the bracket or the comma
                 if self.next_character() == "]" and not number:
                     break
                 number += 1
-                yield f"{self.where}, item {number}", self.value()
+                yield f"{start}item {number}", self.value()
                 after = self.next_character()
                 closed = after == "]"
                 if not closed and after != ",":
@@ -330,7 +331,7 @@ class Fields:
         if infinite and value in ("inf", "-inf"):
             return float(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self.refuse(key, "a number")
+            self.refuse(key, "a number" if infinite else "a finite number")
         try:
             result = float(value)
         except OverflowError:

@@ -24,6 +24,8 @@ LEVEL = 0.95
 RESAMPLES = 2000
 FEW = 30
 """Under so many requests an interval is wide, and its own level no longer sure: reports say so."""
+MANY = 1000
+"""Over so many requests a ratio is resampled draw by draw: a matrix of weights would take gigabytes, and seconds."""
 FEWEST = 3
 """Under so many requests there is no interval: the resamples of two are two values and their mean."""
 
@@ -106,12 +108,22 @@ class Resampled:
 
 def ratio_interval(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> list[float] | None:
     """Return the ends of the interval of sum(above) / sum(below), both (R,) by request; None where there is none."""
-    if len(below) < FEWEST:
+    requests = len(below)
+    if requests < FEWEST:
         return None
-    found = Resampled({"above": above, "below": below}, resample_weights(len(below))).interval(
-        lambda of: of["above"] / of["below"]
-    )
-    return None if np.isnan(found.low[0]) else [float(found.low[0]), float(found.high[0])]
+    if requests <= MANY:
+        found = Resampled({"above": above, "below": below}, resample_weights(requests)).interval(
+            lambda of: of["above"] / of["below"]
+        )
+        low, high = found.low, found.high
+    else:
+        columns = np.stack([above, below]).astype(np.float64)  # (2, R)
+        whole = columns.sum(axis=1, keepdims=True)
+        rng = np.random.default_rng(0)
+        drawn = np.stack([columns[:, rng.integers(requests, size=requests)].sum(axis=1) for _ in range(RESAMPLES)])
+        ratios = [sums[0] / sums[1] for sums in (whole, drawn.T, whole - columns)]
+        low, high = bca(ratios[0], ratios[1][None], ratios[2][None], requests)
+    return None if np.isnan(low[0]) else [float(low[0]), float(high[0])]
 
 
 def bca(

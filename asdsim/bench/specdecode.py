@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError
-from ..formats.acceptance import read_rows
+from ..files import read_rows
 from ..rules.settings import STRICT, Grid
 from ..trace.graph import END, MISSING, Graph
 from ..walk.request import STEPS, TOKENS

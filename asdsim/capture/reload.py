@@ -29,19 +29,21 @@ def load_pair(
         If a model cannot be had, or is not the one that the trace was captured with.
     """
     from ..engines.transformers.load import load_target
-    from .drafters import make_drafter
+    from .drafters import check_head, make_drafter
 
     recorded = manifest.target
     loading = {"dtype": recorded.get("dtype", "auto"), "device": recorded.get("device", "auto"), "offline": offline}
     logits_dtype = "float32" if recorded.get("logits_dtype") != recorded.get("dtype") else "model"
     revision = recorded.get("revision") if "source" not in recorded else None
-    model = load_target(target or str(recorded["name"]), logits_dtype=logits_dtype, revision=revision, **loading)
     spec = drafter or str(manifest.drafter["name"])
     keep = bool(manifest.settings.get("divergences"))
     overrides = manifest.drafter.get("overrides")
+    drafting = dict(loading)
     if drafter is None and overrides is not None:  # a head: its repository may have moved on
-        loading["revision"] = manifest.drafter.get("revision")
-    other = make_drafter(spec, model, keep_logits=keep, overrides=overrides, **loading)
+        drafting["revision"] = manifest.drafter.get("revision")
+    checkpoint = check_head(spec, overrides=overrides, **drafting)
+    model = load_target(target or str(recorded["name"]), logits_dtype=logits_dtype, revision=revision, **loading)
+    other = make_drafter(spec, model, keep_logits=keep, overrides=overrides, checkpoint=checkpoint, **drafting)
     check_same(model, other, manifest)
     return model, other
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 from .. import __version__
 from ..errors import AsdsimError, unknown_name
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "capture": "Record real draft/target steps to a trace.",
@@ -28,6 +32,7 @@ COMMANDS = {
     "plot": "Draw figures from a sweep or a trace.",
     "bench": "Time the walk beside plain Python, torch and numpy.",
     "demo": "Capture three prompts, replay a grid, draw figures.",
+    "completion": "Print the completion script of a shell.",
 }
 
 
@@ -44,6 +49,12 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"asdsim.cli.{name.replace('-', '_')}").command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command without importing any."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -72,7 +83,7 @@ def cli() -> None:
 def main(args: list[str] | None = None) -> None:
     """Run the command line. Exit status: 0 success, 1 a check failed, 2 wrong usage or unreadable input."""
     try:
-        status = cli.main(args=args, standalone_mode=False)
+        status = cli.main(args=args, prog_name="asdsim", standalone_mode=False)
     except AsdsimError as error:
         _fail(str(error))
     except click.exceptions.NoArgsIsHelpError as error:
@@ -80,6 +91,8 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(2)
     except MemoryError as error:
         _fail(f"out of memory ({str(error) or 'no more to be had'}); ask for fewer settings or requests")
+    except RecursionError:
+        _fail("what was read is nested too deeply")
     except click.ClickException as error:
         _fail(error.format_message())
     except click.exceptions.Abort:

@@ -13,7 +13,9 @@ from .common import config_option, counted, json_option, note, print_json, progr
 
 
 @click.command("capture")
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="Trace directory to write.")
+@click.option(
+    "-o", "--output", "--out", "out", type=click.Path(path_type=Path), required=True, help="Trace directory to write."
+)
 @click.option("--target", default="smollm2-135m", show_default=True,
               help="Built-in smollm2-135m, a Hugging Face name, or a directory.")  # fmt: skip
 @click.option("--drafter", default="layer-skip", show_default=True,
@@ -24,7 +26,9 @@ from .common import config_option, counted, json_option, note, print_json, progr
               "wrong: 0 embeddings, i output of layer i - 1.")  # fmt: skip
 @click.option("--draft-rope-theta", type=float, help="RoPE base of such a head, likewise.")
 @click.option("--draft-anchor", help="Block layout of a dspark head, likewise: first or bonus.")
-@click.option("--task", required=True, help="Comma list of gsm8k, humaneval, mt-bench, jsonl:PATH.")
+@click.option("--task", required=True,
+              help="Comma list of gsm8k, humaneval, mt-bench, jsonl:PATH "
+              "(docs/prompts.md).")  # fmt: skip
 @click.option("--limit", type=int, help="At most so many prompts of each task.")
 @click.option("--offset", type=int, default=0, show_default=True, help="Skip so many prompts of each task.")
 @click.option("--K", "K", type=int, default=7, show_default=True, help="Draft tokens per step.")
@@ -45,6 +49,18 @@ from .common import config_option, counted, json_option, note, print_json, progr
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="Must be 0: decoding is greedy.")
 @click.option("--chat-template/--no-chat-template", default=True, show_default=True,
               help="Put prompts through the target's chat template.")  # fmt: skip
+@click.option(
+    "--chat-template-arg",
+    "chat_template_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Variable of the chat template, such as enable_thinking=false; may be given several times.",
+)
+@click.option(
+    "--template-date",
+    metavar="YYYY-MM-DD",
+    help="What a chat template with a clock takes for today.  [today; of a trace that goes on, its own]",
+)
 @click.option("--shard", metavar="i/n", help="Only every n-th request from the i-th on, into OUT.shard-i-of-n; "
               "asdsim join OUT puts all n together.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue a capture that was cut short.")
@@ -81,7 +97,7 @@ def command(
         bar.update(done - bar.n)
 
     try:
-        summary = capture(plan, progress)
+        summary = capture(plan, progress, lambda text: note(f"asdsim: {text}"))
     finally:
         if bar is not None:
             bar.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -129,20 +129,31 @@ def rule_options(required: bool = True, *, exact: bool = False) -> Callable[[Cal
     ``grids`` is None where nothing was given and nothing is ``required``. With ``exact`` the command also gets
     ``upper``: None, or under ``--B exact[:UPPER]`` the largest budget; the B of the grids is then 0.
     """
-    names = ("B", "g", "M", "rule", "param", "semantics", "regret", "value", "ledger", "no_gate")
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def command(**given: Any) -> Any:
-            chosen = {name: given.pop(name) for name in names}
+            chosen = {name: given.pop(name) for name in RULE_FLAGS}
             if exact:
                 given["upper"] = upper = _upper(chosen["B"])
                 if upper is not None and chosen["rule"] == "asd":
                     if chosen["ledger"] == "none":
                         raise UsageError("--B exact with --ledger none: no budget is looked at")
                     chosen["B"] = "0"
-            return function(grids=_grids(required, **chosen), **given)
+            return function(grids=grids_of(required, **chosen), **given)
 
+        return rule_flags(exact)(command)
+
+    return add
+
+
+RULE_FLAGS = ("B", "g", "M", "rule", "param", "semantics", "regret", "value", "ledger", "no_gate")
+
+
+def rule_flags(exact: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options of :data:`RULE_FLAGS` as they are; :func:`grids_of` reads them."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
         axis = "Comma list and inclusive ranges start:stop:step; inf allowed."
         every = " exact, or exact:UPPER: every B at which something changes." if exact else ""
         options = (
@@ -185,10 +196,17 @@ def _upper(B: str | None) -> float | None:
     return values[0]
 
 
-def _grids(
+def grids_of(
     required: bool, B: str | None, g: str | None, M: str | None, rule: str, param: tuple[str, ...], semantics: str,
     regret: str, value: str, ledger: str, no_gate: bool,
 ) -> Any:  # fmt: skip
+    """Return the settings that the rule options name, a list of Grid; None where none was given nor is required.
+
+    Raises
+    ------
+    UsageError
+        On options that do not belong together, or settings that do not exist.
+    """
     from ..rules import get_rule
     from ..rules.settings import Grid, rule_grids
 
@@ -233,6 +251,33 @@ def check_table(path: Path | None) -> None:
 def print_json(command: str, payload: dict[str, Any]) -> None:
     """Print one machine-readable object; NaN has no place in JSON and becomes null, an infinity ``"inf"``."""
     click.echo(dump_json({"schema_version": SCHEMA_VERSION, "command": command, **payload}))
+
+
+def with_interval(values: Sequence[float | None] | None, form: str = "{:.3f}", scale: float = 1.0) -> str:
+    """Return a figure as text: ``1.23 [1.10, 1.30]`` with its 95 % interval, the value alone without one, or a dash.
+
+    Parameters
+    ----------
+    values : (value, low, high) or None
+        None or NaN where there is none.
+    form : str
+        Format of one number.
+    scale : float
+        Factor on all three, such as 100 for per cent.
+    """
+    known = [value for value in values or () if value is not None and not math.isnan(value)]
+    if not known or values is None or values[0] is None:
+        return "-"
+    text = [form.format(scale * value) for value in known]
+    return f"{text[0]} [{text[1]}, {text[2]}]" if len(text) == 3 else text[0]
+
+
+def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a Markdown table."""
+    click.echo(f"| {' | '.join(header)} |")
+    click.echo("|---" * len(header) + "|")
+    for row in rows:
+        click.echo(f"| {' | '.join(row)} |")
 
 
 def counted(number: int, noun: str) -> str:

@@ -37,7 +37,7 @@ def command(source: Path, grids: list[Grid] | None, kind: str, output: Path | No
             raise UsageError("a setting belongs to a trace", fix="name a trace directory")
         payload, lines = _file(source, kind, output)
     if as_json:
-        print_json("convert", {"source": str(source), **payload})
+        print_json("convert", {"source": source, **payload})
         return
     for line in lines:
         click.echo(line)
@@ -64,10 +64,16 @@ def _file(source: Path, kind: str, output: Path | None) -> tuple[dict[str, Any],
 
     chosen, found = read(source, kind)
     if chosen == "acceptance":
-        _write(output, found)
-        return {"format": chosen, "replayable": False, "summary": summary_of(found), "rows": found}, [
-            _totals(summary_of(found))
-        ]
+        if found.failed or found.without:
+            note(
+                f"left out: {counted(found.failed, 'request')} that failed, {found.without} without statistics of "
+                "speculative decoding"
+            )
+        _write(output, found.rows)
+        total = summary_of(found.rows)
+        payload = {"format": chosen, "replayable": False, "failed": found.failed, "without_statistics": found.without,
+                   "summary": total, "rows": found.rows}  # fmt: skip
+        return payload, [_totals(total)]
     if chosen == "asd-calibration":
         quartiles = found.quartiles()
         if output is not None and output.suffix == ".parquet":

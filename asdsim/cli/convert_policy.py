@@ -28,8 +28,9 @@ def command(
 ) -> None:  # fmt: skip
     """Turn a setting of one reading of ASD into another, where one decides as the other.
 
-    CONFIG is a JSON configuration of the reference implementation: risk_budget, max_regret_per_value and
-    max_relaxed_tokens_per_block, or DSpark's B, g, m, value_scheme and block_size.
+    CONFIG is a JSON configuration of the reference implementation (risk_budget, max_regret_per_value and
+    max_relaxed_tokens_per_block, or DSpark's B, g, m, value_scheme and block_size), or the policy.json of asdsim
+    calibrate.
     """
     from ..files import dump_json, write_atomically
     from ..formats.policies import config_of, convert_policy, read_config, setting

@@ -11,6 +11,7 @@ from ..errors import UsageError
 from .common import TracePath, config_option, counted, json_option, note, print_json, progress_bar, rule_options
 
 if TYPE_CHECKING:
+    from ..capture.cover import Progress
     from ..rules.settings import Grid
 
 
@@ -71,7 +72,14 @@ def command(
     }
     if as_json:
         print_json("cover", {"trace": str(trace), "rows": [row]})
-        return
+    else:
+        _print(progress)
+    if progress.interrupted:
+        note("asdsim: interrupted; what was computed is kept, run the same command to go on")
+        raise click.exceptions.Exit(130)
+
+
+def _print(progress: Progress) -> None:
     click.echo(
         f"{progress.exact_pairs} of {progress.pairs} (request, setting) pairs exact; "
         f"{counted(progress.steps_added, 'step')} added in {counted(progress.waves, 'wave')} "
@@ -81,7 +89,5 @@ def command(
         held, live = progress.steps_held, progress.live_steps
         fewer = f": {live / held:.1f}x fewer" if live > held > 0 else ", and for other settings"
         click.echo(f"{counted(held, 'step')} stand{'s' if held == 1 else ''} for {live} of live runs{fewer}")
-    elif progress.interrupted:
-        note("interrupted; what was computed is kept, run again to go on")
-    else:
+    elif not progress.interrupted:
         note("not complete: the other pairs stay inexact (exact_share below 1); run again to go on")

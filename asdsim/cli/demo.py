@@ -51,7 +51,8 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     lap("load")
     note("asdsim: capturing 3 prompts, up to 96 tokens each")
     with progress_bar(len(prompts), "capture", "request") as bar:
-        capture_with(*models, prompts, plan, lambda done, _total, _tokens: bar.update(done - bar.n))
+        captured = capture_with(*models, prompts, plan, lambda done, _total, _tokens: bar.update(done - bar.n))
+    _stop_if(captured.interrupted, out)
     lap("capture")
 
     from ..live.cover import cover_with
@@ -67,6 +68,7 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
             bar.refresh()
 
         done = cover_with(writer, models, covered, report=report)
+    _stop_if(done.interrupted, out)
     lap("cover")
 
     from .. import result as api
@@ -93,3 +95,10 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     click.echo(f"{sweep}: {len(wide)} settings, estimated where not covered (asdsim plot {sweep} -o ..)")
     click.echo(f"{figures}: figures, SVG and PNG, each with the data it shows")
     click.echo("seconds: " + ", ".join(f"{name} {value}" for name, value in seconds.items()))
+
+
+def _stop_if(interrupted: bool, out: Path) -> None:
+    """End where Ctrl-C ended a stage: what would follow would call unfinished work exact."""
+    if interrupted:
+        note(f"asdsim: interrupted; what was computed is kept, asdsim demo -o {out} goes on")
+        raise click.exceptions.Exit(130)

@@ -24,7 +24,7 @@ def command(trace: Path, no_checksums: bool, as_json: bool) -> None:
     from ..evaluate.summary import summarise
     from ..trace.reader import read_trace
 
-    summary = summarise(read_trace(trace, verify=not no_checksums))
+    summary = summarise(read_trace(trace, verify=not no_checksums, narrow=True))
     if as_json:
         print_json("inspect", {"trace": str(trace), **summary})
     else:

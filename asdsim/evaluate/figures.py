@@ -20,14 +20,21 @@ COLUMNS: dict[str, str] = {
     "M": "cap, relaxed tokens per block",
     "parameters": "parameters of another rule than ASD, or what this ASD varies",
     "off_trace": "what happened at prefixes that were not captured",
+    "baseline": "what strict_* and the gain compare with: strict matching by token id, or B = 0 of a reading that "
+    "accepts ties",
     "requests": "requests in the figures of this row",
-    "exact_share": "share of all requests whose walk met captured steps only; below 1 the row is no exact figure",
+    "exact": "whether the walk of every request met captured steps only; false: no result, but an estimate, or under "
+    "off_trace stop a mean over the requests that stayed",
+    "exact_share": "share of all requests whose walk met captured steps only",
+    "paired_requests": "requests of this row whose strict walk is captured as well",
     "mean_acceptance_length": "completion_tokens / num_spec_steps: tokens per verification, bonus included",
     "accepted_per_proposal": "num_accepted_draft_tokens / num_spec_steps: bonus excluded",
     "draft_acceptance_rate": "num_accepted_draft_tokens / num_draft_tokens",
-    "strict_mean_acceptance_length": "mean_acceptance_length of strict matching on the same requests",
-    "strict_accepted_per_proposal": "accepted_per_proposal of strict matching on the same requests",
-    "acceptance_length_gain": "mean_acceptance_length / strict_mean_acceptance_length - 1",
+    "strict_mean_acceptance_length": "mean_acceptance_length of the baseline on the same requests; null unless "
+    "paired_requests is requests",
+    "strict_accepted_per_proposal": "accepted_per_proposal of the baseline on the same requests; null likewise",
+    "acceptance_length_gain": "mean_acceptance_length / strict_mean_acceptance_length - 1; null likewise, and where "
+    "requests have left the row",
     "completion_tokens": "tokens committed",
     "num_spec_steps": "verifications",
     "num_draft_tokens": "draft tokens proposed",
@@ -42,6 +49,11 @@ COLUMNS: dict[str, str] = {
     "acceptance_histogram": "steps by number of accepted draft tokens, 0 .. largest K",
 }
 """Fields of a result row, in order."""
+
+
+def baseline_of(semantics: str) -> str:
+    """Return what ``strict_*`` and gains compare with under a reading: what B = 0 does there."""
+    return "B=0 of lightllm (accepts ties)" if semantics == "lightllm" else "strict (token ids)"
 
 
 # --- what a setting gains and costs, as ratios of sums over requests ------------------------------------------------

@@ -27,25 +27,24 @@ def summarise(trace: Trace) -> dict[str, Any]:
     """
     manifest = trace.manifest
     path = trace.column("steps", "wave") == 0
-    reach, open_end, _ = reachable_drafts(trace)
+    reach = reachable_drafts(trace)
     accepted = strict_accepted(trace, reach)
-    tokens = accepted + ((accepted < reach) | open_end)
+    tokens = accepted + ((accepted < reach.drafts) | reach.open_end)
     drafted = np.diff(trace.pos_ptr) - 1
     rows = {table: getattr(trace, table).num_rows for table in TABLES}
     size = {table: sum(shard.bytes for shard in manifest.shards_of(table)) for table in TABLES}
     draft_rows = int(drafted.sum())
 
-    task = trace.column("requests", "task").astype(str)
-    task_of_step = task[trace.step_request] if rows["steps"] else np.empty(0, str)
+    task = trace.column("requests", "task")
     tasks = {
         name: {
             "requests": int((task == name).sum()),
-            **_acceptance(accepted, tokens, drafted, path & (task_of_step == name), trace.step_request),
+            **_acceptance(accepted, tokens, drafted, path & (task == name)[trace.step_request], trace.step_request),
         }
         for name in dict.fromkeys(task.tolist())
     }
 
-    first = np.flatnonzero(path & (accepted < reach))
+    first = np.flatnonzero(path & (accepted < reach.drafts))
     regret, forbidden = _regrets(trace, trace.pos_ptr[first] + accepted[first])
     draft, argmax = trace.column("positions", "draft_id"), trace.column("positions", "argmax_id")
     top = trace.column("positions", "top_logits")
@@ -120,8 +119,12 @@ def _acceptance(
 ) -> dict[str, Any]:
     """Return counts and ratios of some steps; intervals are 95 %, over requests, None for fewer than three."""
     steps, committed, took = int(keep.sum()), int(tokens[keep].sum()), int(accepted[keep].sum())
-    _, row = np.unique(request[keep], return_inverse=True)
-    each = np.bincount(row)  # steps of each request
+    each = np.bincount(request[keep])  # steps of each request
+    some = each > 0
+
+    def by_request(values: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        return np.bincount(request[keep], weights=values[keep])[some]
+
     return {
         "num_spec_steps": steps,
         "completion_tokens": committed,
@@ -129,8 +132,8 @@ def _acceptance(
         "num_accepted_draft_tokens": took,
         "mean_acceptance_length": committed / steps if steps else None,
         "accepted_per_proposal": took / steps if steps else None,
-        "mean_acceptance_length_interval": ratio_interval(np.bincount(row, weights=tokens[keep]), each),
-        "accepted_per_proposal_interval": ratio_interval(np.bincount(row, weights=accepted[keep]), each),
+        "mean_acceptance_length_interval": ratio_interval(by_request(tokens), each[some]),
+        "accepted_per_proposal_interval": ratio_interval(by_request(accepted), each[some]),
         "draft_acceptance_rate": took / int(drafted[keep].sum()) if drafted[keep].sum() else None,
     }
 

@@ -51,7 +51,8 @@ def cover_trace(
         models = load_pair(writer.manifest, target=target, drafter=drafter, offline=offline)
         check_exact(models[1], writer.manifest)
         total: Progress | None = None
-        for one in [grid] if isinstance(grid, Grid) else grid:
+        grids = [grid] if isinstance(grid, Grid) else list(grid)
+        for number, one in enumerate(grids, start=1):
             steps = None if max_steps is None or total is None else max_steps - total.steps_added
             minutes = None if max_minutes is None or total is None else max_minutes - total.seconds / 60.0
             done = cover_with(
@@ -61,7 +62,8 @@ def cover_trace(
             )  # fmt: skip
             writer.flush()
             total = done if total is None else total.then(done)
-            if total.interrupted:
+            if total.interrupted:  # the grids that were not looked at are not exact either
+                total.pairs += done.pairs // len(one) * sum(map(len, grids[number:]))
                 break
         assert total is not None
         return total

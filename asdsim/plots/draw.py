@@ -184,7 +184,8 @@ def focus(frame: pl.DataFrame) -> Policy | None:
             row["mean_acceptance_length"] or 0.0,
         ),
     )
-    return Policy(best["B"], best["g"], best["M"], best.get("semantics") or "paper")
+    ledger = "block" if "ledger=block" in (best.get("parameters") or "").split() else "request"
+    return Policy(best["B"], best["g"], best["M"], best.get("semantics") or "paper", ledger=ledger)
 
 
 def _need(frame: pl.DataFrame, columns: Sequence[str]) -> None:

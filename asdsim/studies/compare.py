@@ -25,9 +25,10 @@ from ..rules import NAMES, get_rule
 from ..rules.settings import Grid, rule_grids
 from ..trace.graph import Graph, build_graph
 from ..trace.stored import Trace
-from ..walk.estimate import DRAWS, pooled_graph
+from ..walk.estimate import mean_walks
+from ..walk.off_trace import OFF_TRACE, off_trace_mode
 from ..walk.request import ACCEPTED, DRAFTED, RELAXED, STEPS, TOKENS
-from ..walk.sweep import Walks, off_trace_code, walk_grid
+from ..walk.sweep import walk_grid
 
 RISKS = {
     "regret_max": "largest realised regret of a request, in logits",
@@ -108,45 +109,30 @@ class Bench:
     """One trace, laid out once per layout, walked under any grid."""
 
     def __init__(self, trace: Trace, off_trace: str = "pooled", device: str = "auto", threads: int = 0) -> None:
-        if off_trace != "pooled":
-            off_trace_code(off_trace)
+        off_trace_mode(off_trace)
         self.trace, self.off_trace, self.device, self.threads = trace, off_trace, device, threads
-        self._graphs: dict[Any, tuple[Graph, Graph]] = {}
+        self._graphs: dict[Any, Graph] = {}
 
-    def graphs(self, grid: Grid) -> tuple[Graph, Graph]:
-        """Return the graph of a grid, and the one that estimates walk."""
+    def graph(self, grid: Grid) -> Graph:
+        """Return the graph of a grid."""
         if grid.layout not in self._graphs:
-            graph = build_graph(self.trace, grid.layout)
-            self._graphs[grid.layout] = graph, pooled_graph(graph) if self.off_trace == "pooled" else graph
+            self._graphs[grid.layout] = build_graph(self.trace, grid.layout)
         return self._graphs[grid.layout]
 
     def measure(self, grid: Grid) -> Measured:
         """Walk every setting."""
-        graph, estimated = self.graphs(grid)
+        graph = self.graph(grid)
         options: dict[str, Any] = {"device": self.device, "threads": self.threads}
         true = walk_grid(graph, grid, **options)
-        walks, draws = true, 1
-        if self.off_trace == "pooled":
-            walks, draws = walk_grid(estimated, grid, off_trace="aligned", **options), DRAWS
-        elif self.off_trace != "stop":
-            walks = walk_grid(graph, grid, off_trace=self.off_trace, **options)
-        return self._collect(grid, true, walks, draws)
-
-    def _collect(self, grid: Grid, true: Walks, walks: Walks, draws: int) -> Measured:
-        requests = true.edge.shape[1]
-
-        def known(values: npt.NDArray[Any], exact: npt.NDArray[Any]) -> Floats:
-            """Take the true walk where nothing is missing: an estimated one ends with the strict output."""
-            mean = values.reshape(len(grid), draws, requests).mean(axis=1, dtype=np.float64)
-            return np.where(true.exact, exact, mean)
-
-        counts = {
-            name: known(walks.counts[..., name], true.counts[..., name]) for name in (STEPS, TOKENS, ACCEPTED, DRAFTED)
-        }
-        return Measured(
-            grid, counts[STEPS], counts[TOKENS], counts[ACCEPTED], known(walks.spent, true.spent), counts[DRAFTED],
-            true.counts[..., RELAXED] > 0, true.exact,
-        )  # fmt: skip
+        counts, spent = true.counts.astype(np.float64), true.spent
+        mode = OFF_TRACE[self.off_trace]
+        if not mode.has_walks:
+            counts, spent = mean_walks(graph, grid, true, **options)
+        elif mode.estimate:
+            walks = walk_grid(graph, grid, off_trace=mode.name, **options)
+            counts, spent = walks.counts.astype(np.float64), walks.spent
+        steps, tokens, accepted, drafted = (counts[..., name] for name in (STEPS, TOKENS, ACCEPTED, DRAFTED))
+        return Measured(grid, steps, tokens, accepted, spent, drafted, true.counts[..., RELAXED] > 0, true.exact)
 
 
 def draft_cost_of(trace: Trace) -> float:

@@ -26,7 +26,7 @@ from ..errors import TraceError
 from ..records import RequestRecord, StepRecord
 from . import manifest as manifests
 from .manifest import MANIFEST, SHARD_NAME, Manifest, Shard
-from .reader import Trace, build_trace, load_manifest, read_shard, read_trace
+from .reader import Part, Trace, build_trace, load_manifest, read_shard, read_trace
 from .schema import TABLES, parquet_options
 from .tables import pack, positions_table, requests_table, steps_table
 
@@ -171,7 +171,7 @@ class TraceWriter:
         ------
         TraceError
             If the request is there already, or anything in it could not be read back (see
-            :func:`asdsim.trace.check.check_trace`); nothing is added then. Or if storing fails.
+            :func:`asdsim.trace.reader.build_trace`); nothing is added then. Or if storing fails.
         """
         self._must_be_open()
         if request.request_id in self.completed:
@@ -245,7 +245,10 @@ class TraceWriter:
         index = tables["requests"].schema.get_field_index("request_index")
         first = tables["requests"].set_column(index, tables["requests"].schema.field(index), pa.array([0], pa.int32()))
         try:
-            build_trace(self.path, self.manifest, {**tables, "requests": first})
+            build_trace(
+                self.path, self.manifest, [Part(first)], [Part(tables["steps"])], [Part(tables["positions"])],
+                rows=tables["positions"].num_rows,
+            )  # fmt: skip
         except TraceError as error:
             raise TraceError(f"refused to store it: {error.what}", where=error.where) from None
 
@@ -361,7 +364,9 @@ class TraceWriter:
         old = {shard.name for group in groups for shard in group}
         new: list[Shard] = []
         for group in groups:
-            parts = [read_shard(self.path, shard, self.manifest.top_k, verify=True) for shard in group]
+            parts = [
+                part.table for shard in group for part in read_shard(self.path, shard, self.manifest.top_k, verify=True)
+            ]
             new += self._write_shards({group[0].table: pa.concat_tables(parts).unify_dictionaries()})
         self._commit(self.manifest, [shard for shard in self.manifest.shards if shard.name not in old] + new)
         self._remove_leftovers()

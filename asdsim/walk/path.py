@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ..rules import asd as rule
 from ..rules.settings import Policy
 from ..trace.graph import END, MISSING, Graph
+from .off_trace import off_trace_code
 from .request import go_on
-from .sweep import off_trace_code
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def visits(graph: Graph, policy: Policy, request: int, off_trace: str = "stop") 
         On an unknown ``off_trace``.
     """
     mode = off_trace_code(off_trace)
-    block = rule.bind(rule.accept_block, judge=rule.JUDGES[policy.semantics])
+    block = rule.bind(rule.accept_block, judge=rule.judge_of(policy.reading))
     settle = rule.settle_of(policy.semantics)
     met: list[Visit] = []
     exact = True
@@ -119,13 +119,14 @@ def visits(graph: Graph, policy: Policy, request: int, off_trace: str = "stop") 
 def _closeness(graph: Graph, policy: Policy, spent: float, first: int, last: int) -> float:
     """Return how close the decisions about the mismatches ``first .. last - 1`` came to flip."""
     closest = float("inf")
-    if policy.budget == 0.0 and not policy.semantics.startswith("lightllm"):  # which is never strict
+    if policy.budget == 0.0 and policy.semantics != "lightllm":  # which is never strict
         return closest
+    known = spent if policy.ledger == "request" else 0.0
     total = 0.0
     for j in range(first, last):
         score, regret = float(graph.mm_score[j]), float(graph.mm_charge[j])
         # Regret per score is q; another rule's score is compared with its limit as it is.
         value = regret / score if policy.layout.rule == "asd" and score > 0.0 else 1.0
-        closest = min(closest, abs(score - policy.gate) * value, abs(spent + total + regret - policy.budget))
+        closest = min(closest, abs(score - policy.gate) * value, abs(known + total + regret - policy.budget))
         total += regret
     return closest

@@ -7,23 +7,23 @@ grid unless per-request results are asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError, unknown_name
-from ..rules.settings import STRICT, Grid
+from ..rules.settings import Grid
 from ..stats import masked_quantile, ratio
-from ..trace.graph import Graph
+from ..trace.graph import END, Graph
 from . import request as columns
 from .axes import axes_of
 from .compiled import COMPILING, is_cached
+from .off_trace import off_trace_code
 from .product import Sums, sum_product
-from .request import ALIGNED, LEFT, NUM_COUNTS, RECORDED, STOP
+from .request import LEFT, NUM_COUNTS
 
-OFF_TRACE = {"stop": STOP, "aligned": ALIGNED, "recorded": RECORDED}
 DEVICES = ["auto", "cpu", "cuda", "reference", "python"]
 CHUNK_BYTES = 64 << 20
 PAIRS_UP_TO = 100_000
@@ -112,19 +112,12 @@ def walk_grid(graph: Graph, grid: Grid, *, off_trace: str = "stop", device: str 
     if chosen == "cuda":
         from . import cuda
 
-        return Walks(*cuda.run(arrays, settings, mode, grid.semantics))
+        return Walks(*cuda.run(arrays, settings, mode, grid.reading))
     from . import cpu
 
     if chosen == "python":
-        return Walks(*cpu.run_with(cpu.python_kernel(grid.semantics), arrays, settings, mode, 1))
-    return Walks(*cpu.run(arrays, settings, mode, grid.semantics, threads))
-
-
-def off_trace_code(name: str) -> int:
-    """Return the kernel's code of an ``off_trace`` name."""
-    if name not in OFF_TRACE:
-        raise unknown_name("off-trace mode", name, list(OFF_TRACE))
-    return OFF_TRACE[name]
+        return Walks(*cpu.run_with(cpu.python_kernel(grid.reading), arrays, settings, mode, 1))
+    return Walks(*cpu.run(arrays, settings, mode, grid.reading, threads))
 
 
 Walker = Callable[[Grid], Walks]
@@ -154,12 +147,14 @@ def sweep(
     dict of ndarray (n,)
         The figures of :data:`asdsim.evaluate.figures.COLUMNS`; ``acceptance_histogram`` is (n, largest K + 1).
     """
-    strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
+    strict = walk(grid.strict)
     size = max(1, CHUNK_BYTES // max(1, num_requests * (4 * NUM_COUNTS + 16)))
     parts: list[dict[str, npt.NDArray[Any]]] = []
     for first in range(0, len(grid), size):
         chunk = grid[first : first + size]
-        parts.append(figures_of(sums_of(walk(chunk), strict, off_trace), num_requests))
+        walks = walk(chunk)
+        paired = (_counting(walks, off_trace) & strict.exact[0]).sum(axis=1)
+        parts.append(figures_of(sums_of(walks, strict, off_trace), paired, num_requests))
         if progress:
             progress(len(chunk))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -202,33 +197,44 @@ def sweep_graph(
     def walk(part: Grid) -> Walks:
         return walk_grid(graph, part, off_trace=off_trace, device=chosen, threads=threads)
 
-    if chosen == "cuda":
-        from .device import sum_on_device
-
-        strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
-        return figures_of(sum_on_device(graph, grid, mode, strict.counts[0], progress), graph.num_requests)
     if note and chosen == "cpu":
         from . import cpu
 
-        if not is_cached(cpu, grid.semantics):
+        if not is_cached(cpu, grid.reading):
             note(COMPILING)
     if by == "auto" and len(grid) * graph.num_steps < PAIRS_UP_TO:
         by = "pairs"
     axes = axes_of(grid) if by != "pairs" and graph.num_steps and len(grid) else None
-    if axes is None:
+    if axes is None and chosen != "cuda":
         return sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
-    strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
-    sums = sum_product(
-        graph, grid, axes, mode, strict.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
-        progress=progress, note=note,
-    )  # fmt: skip
-    return figures_of(sums, graph.num_requests)
+    strict = walk(grid.strict)
+
+    def add_up(graph: Graph, progress: Progress | None) -> Sums:
+        if axes is None or chosen == "cuda":
+            from .device import sum_on_device
+
+            return sum_on_device(graph, grid, mode, strict.counts[0], progress)
+        return sum_product(
+            graph, grid, axes, mode, strict.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
+            progress=progress, note=note,
+        )  # fmt: skip
+
+    sums, known = add_up(graph, progress), strict.exact[0]
+    paired = sums.kept - (~known).sum()
+    if off_trace == "stop" and not known.all():  # count again without the requests whose strict walk is not known
+        without = replace(graph, root=np.where(known, graph.root, END).astype(np.int32))
+        paired = add_up(without, None).kept - (~known).sum()  # those count, with no steps
+    return figures_of(sums, paired, graph.num_requests)
+
+
+def _counting(walks: Walks, off_trace: str) -> npt.NDArray[np.bool_]:
+    """Return bool (n, R): which requests are in the figures of a setting."""
+    return walks.exact if off_trace == "stop" else np.ones_like(walks.exact)
 
 
 def sums_of(walks: Walks, strict: Walks, off_trace: str) -> Sums:
     """Add up single walks over the requests that count."""
-    exact = walks.exact
-    keep = exact if off_trace == "stop" else np.ones_like(exact)
+    exact, keep = walks.exact, _counting(walks, off_trace)
     # The baseline leaves the comparison with the request that left the trace.
     paired = (keep & strict.exact[0]).astype(np.int64)
     counts = walks.counts.astype(np.int64)
@@ -252,20 +258,29 @@ def sums_of(walks: Walks, strict: Walks, off_trace: str) -> Sums:
     )
 
 
-def figures_of(sums: Sums, requests: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the figures of sums over a trace of a number of requests."""
+def figures_of(sums: Sums, paired: npt.NDArray[np.int64], requests: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the figures of sums over a trace of a number of requests.
+
+    ``paired`` (n,) counts the requests whose strict walk is known as well. Unless it is for every request of a row,
+    nothing of strict matching is known of that row; and the gain of a row that has lost requests is none.
+    """
     steps, tokens = sums.counts[columns.STEPS], sums.counts[columns.TOKENS]
     accepted, drafted = sums.counts[columns.ACCEPTED], sums.counts[columns.DRAFTED]
-    strict_length = ratio(sums.base[2], sums.base[0])
+    exact_share = ratio(sums.exact, np.full(len(sums.exact), requests))
+    matched = paired == sums.kept
+    strict_length = np.where(matched, ratio(sums.base[2], sums.base[0]), np.nan)
+    gain = ratio(sums.same[1], sums.same[0]) / strict_length - 1.0
     return {
         "requests": sums.kept,
-        "exact_share": ratio(sums.exact, np.full(len(sums.exact), requests)),
+        "exact": exact_share == 1.0,
+        "exact_share": exact_share,
+        "paired_requests": paired,
         "mean_acceptance_length": ratio(tokens, steps),
         "accepted_per_proposal": ratio(accepted, steps),
         "draft_acceptance_rate": ratio(accepted, drafted),
         "strict_mean_acceptance_length": strict_length,
-        "strict_accepted_per_proposal": ratio(sums.base[1], sums.base[0]),
-        "acceptance_length_gain": ratio(sums.same[1], sums.same[0]) / strict_length - 1.0,
+        "strict_accepted_per_proposal": np.where(matched, ratio(sums.base[1], sums.base[0]), np.nan),
+        "acceptance_length_gain": np.where(sums.kept == requests, gain, np.nan),
         "completion_tokens": tokens,
         "num_spec_steps": steps,
         "num_draft_tokens": drafted,

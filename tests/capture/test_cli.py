@@ -158,13 +158,14 @@ def test_no_cuda_device(saved: Path, tmp_path: Path, capsys: Capsys) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{]\n", "prompts.jsonl:1: not a JSON object"),
-        ('{"prompt": "w1"}\n[1]\n', "prompts.jsonl:2: not a JSON object"),
-        ('{"prompt": 5}\n', "prompts.jsonl:1: no prompt in this line"),
-        ('{"turns": []}\n', "prompts.jsonl:1: no prompt in this line"),
+        ("{]\n", "prompts.jsonl, line 1: not valid JSON"),
+        ('{"prompt": "w1"}\n[1]\n', "prompts.jsonl, line 2, item 1: not a JSON object"),
+        ('{"prompt": 5}\n', "prompts.jsonl, line 1: prompt is 5, not a prompt"),
+        ('{"turns": []}\n', "prompts.jsonl, line 1: turns is [], not a list with a prompt"),
         ('{"id": "a", "prompt": "w1"}\n{"id": "a", "turns": ["w2"]}\n', "two prompts are called 'a'"),
         ("\n", "the file holds no prompt"),
-        (b"\xff\xfe", "cannot read the file"),
+        (b"\xff\xfe", "prompts.jsonl: text in UTF-16"),
+        (b'{"prompt": "\xff"}', "prompts.jsonl, line 1: not text in UTF-8"),
     ],
 )
 def test_bad_prompt_files(text: str | bytes, message: str, saved: Path, tmp_path: Path, capsys: Capsys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
+from asdsim.cli import main
 from asdsim.errors import AsdsimError
 from asdsim.live.cover import cover_with
 from asdsim.live.verify import verify_trace
@@ -105,6 +107,36 @@ def test_interrupted_keeps_what_was_computed(tmp_path: Path) -> None:
         progress = cover_with(writer, (target, drafter), GRID, batch=2)
     assert progress.interrupted and progress.steps_added > 0
     assert read_trace(path).steps.num_rows == progress.steps_held
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_interrupted_command_claims_nothing_and_exits_130(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    path = capture(tmp_path / "trace")
+    target, drafter = models()
+    calls = 0
+    plain = target.row
+
+    def logits(prefix: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 150:
+            raise KeyboardInterrupt
+        return plain(prefix)
+
+    target.row = logits  # type: ignore[method-assign]
+    monkeypatch.setattr("asdsim.capture.reload.load_pair", lambda *_, **__: (target, drafter))
+    grid = ["--B", "0,.5,1,2,4", "--g", ".25,.5,2", "--M", "1,2,3"]
+    with pytest.raises(SystemExit) as ended:
+        main(["cover", str(path), *grid, "--batch", "2", *(["--json"] if as_json else [])])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 130 and "interrupted" in err
+    if as_json:
+        (row,) = json.loads(out)["rows"]
+        assert row["interrupted"] and row["pairs"] == 4 * 45 and row["exact_pairs"] < row["pairs"]
+    else:
+        assert "stand for" not in out and f"of {4 * 45} (request, setting) pairs exact" in out
 
 
 def test_a_full_disk_is_one_clear_error_and_loses_nothing(

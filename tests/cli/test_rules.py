@@ -105,8 +105,11 @@ def test_convert_policy_refuses_with_the_reason(
         ("{", "not valid JSON"),
         ("[]", "not a JSON object"),
         ('{"B": 1}', "neither a configuration of the core"),
-        ('{"B": 1, "g": 1, "m": 1, "value_scheme": "suffix", "block_size": 5}', "value_scheme 'suffix'"),
-        ('{"B": 1, "g": 1, "m": 1, "block_size": 0}', "block_size 0"),
+        (
+            '{"B": 1, "g": 1, "m": 1, "value_scheme": "suffix", "block_size": 5}',
+            "value_scheme is 'suffix', not normalized_suffix",
+        ),
+        ('{"B": 1, "g": 1, "m": 1, "block_size": 0}', "block_size is 0, not a whole number >= 1"),
         ('{"B": "x", "g": 1, "m": 1, "block_size": 5}', "B is 'x', not a finite number"),
         ('{"B": -1, "g": 1, "m": 1, "block_size": 5}', "B=-1 is negative"),
     ],
@@ -118,6 +121,37 @@ def test_a_bad_configuration_is_one_clear_error(
     file.write_text(content)
     status, _, err = run(capsys, "convert-policy", file, "--to", "paper")
     assert status == 2 and message in err and str(file) in err and err.count("\n") == 1
+
+
+def test_a_policy_of_asdsim_is_converted(capsys, tmp_path: Path) -> None:
+    policy = {
+        "schema_version": 1, "kind": "asdsim policy", "rule": "asd", "B": 8.0, "g": 0.25, "M": "inf",
+        "semantics": "paper", "regret": "logit", "value": "suffix", "ledger": "request", "target": {}, "drafter": {},
+    }  # fmt: skip
+
+    def convert(*more: object, **change: object) -> tuple[int, str, str]:
+        (tmp_path / "policy.json").write_text("\ufeff" + json.dumps({**policy, **change}, indent=1))
+        return run(capsys, "convert-policy", tmp_path / "policy.json", *more)
+
+    status, out, _ = convert("--to", "dspark", "--K", 7, "--json")
+    row = json.loads(out)["rows"][0]
+    assert status == 0 and (row["B"], row["g"], row["M"]) == ("8.0", "1.75", "inf")
+    assert "M = inf cannot be written" in convert("--to", "core", "-o", tmp_path / "c.json")[2]
+    assert convert("--to", "core", "-o", tmp_path / "c.json", M=2.0)[0] == 0
+    assert json.loads((tmp_path / "c.json").read_text()) == {
+        "risk_budget": 8.0, "max_regret_per_value": 0.25, "max_relaxed_tokens_per_block": 2,
+    }  # fmt: skip
+    for change, message in (
+        ({"rule": "mars"}, "a policy of rule 'mars' has no reading of ASD"),
+        ({"B": "many"}, "policy.json: B is 'many', not a number"),
+        ({"B": -1}, "policy.json: B"),
+        ({"ledger": "block"}, "with variations has no other reading"),
+        ({"regret": "probability"}, "with variations has no other reading"),
+        ({"semantics": "papr"}, "policy.json: unknown semantics 'papr'"),
+        ({"semantics": 3}, "policy.json: semantics is 3, not text"),
+    ):
+        status, out, err = convert("--to", "core", **change)
+        assert status == 2 and message in err and out == "" and err.count("\n") == 1, err
 
 
 def test_compare_published_and_matched(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:

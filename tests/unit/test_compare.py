@@ -12,8 +12,9 @@ from asdsim.cli.compare import verdict
 from asdsim.evaluate.quality import judge
 from asdsim.rules.settings import STRICT, Grid, rule_grids
 from asdsim.studies.compare import ASD_LADDER, PUBLISHED, Bench, Comparison, Measured, compare, gain, knob_grid, speedup
-from asdsim.trace.graph import build_graph, edge_tokens_of
+from asdsim.trace.graph import build_graph
 from asdsim.trace.reader import read_trace
+from asdsim.trace.tokens import edge_tokens
 from asdsim.walk.request import RELAXED
 from asdsim.walk.sweep import walk_grid
 from tests.cli.test_rules import write
@@ -36,8 +37,8 @@ def test_an_output_differs_from_strict_where_something_was_relaxed(name: str) ->
             graph = build_graph(source, grid.layout)
             walks, strict = walk_grid(graph, grid, device="cpu"), walk_grid(graph, Grid.of([STRICT]), device="cpu")
             for n, r in np.argwhere(walks.exact & strict.exact[0]):
-                tokens = edge_tokens_of(source, graph, int(walks.edge[n, r]))
-                base = edge_tokens_of(source, graph, int(strict.edge[0, r]))
+                tokens = edge_tokens(source, graph, int(walks.edge[n, r]))
+                base = edge_tokens(source, graph, int(strict.edge[0, r]))
                 assert (tokens != base) == (walks.counts[n, r, RELAXED] > 0)
                 checked += 1
     assert checked > 10

@@ -163,7 +163,7 @@ def test_every_form_gives_the_same_rows(tmp_path, monkeypatch, content, places, 
     ("content", "message"),
     [
         ('{"a": 1}\n{"a": }\n', "line 2: not valid JSON: Expecting value"),
-        ('{"a": 1}\n[1', "item 1: not a JSON object"),
+        ('{"a": 1}\n[1', "line 2, item 1: not a JSON object"),
         ('[{"a": 1}, {"b": 2}', "line 1: not valid JSON: the array does not end"),
         ('[{"a": 1} {"b": 2}]', "line 1: not valid JSON: expecting ',' or ']'"),
         ('[{"a": 1},]', "line 1: not valid JSON: Expecting value"),

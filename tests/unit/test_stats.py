@@ -122,3 +122,20 @@ def test_what_cannot_be_meant_is_refused() -> None:
     assert stats.few(2) == stats.few(1, 2, 0) == "2 requests give no interval"
     assert "3 requests are few" in stats.few(2, 3)
     assert stats.few(0) == stats.few() == "no request is left, which gives no interval"
+
+
+def test_a_ratio_over_many_requests_has_the_same_interval_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tracemalloc
+
+    rng = np.random.default_rng(3)
+    steps = rng.integers(20, 60, 1000).astype(float)
+    tokens = steps * rng.gamma(9.0, 0.3, 1000)
+    by_weights = stats.ratio_interval(tokens, steps)
+    monkeypatch.setattr(stats, "MANY", 999)
+    tracemalloc.start()
+    one_by_one = stats.ratio_interval(tokens, steps)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert by_weights is not None and one_by_one is not None
+    width = by_weights[1] - by_weights[0]
+    assert np.allclose(one_by_one, by_weights, atol=0.06 * width)  # two draws of 2000 resamples

@@ -27,21 +27,19 @@ class Rotary:
     Parameters
     ----------
     rope : dict
-        ``rope_theta``, ``rope_type`` and what belongs to it, see :func:`.formats.rope_of`.
+        ``rope_theta``, ``rope_type`` and what belongs to it, see :func:`.configuration.rope_of`.
     head_dim : int
-    config : mapping
-        Of the layer: ``max_position_embeddings`` where the variant reads it.
     """
 
-    def __init__(self, rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any] | None = None) -> None:
-        given = config or {}
-        self.inner = LlamaRotaryEmbedding(
-            LlamaConfig(
-                hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, rope_theta=rope["rope_theta"],
-                rope_scaling=None if rope.get("rope_type", "default") == "default" else dict(rope),
-                max_position_embeddings=given.get("max_position_embeddings") or 2048,
-            )
-        )  # fmt: skip
+    def __init__(self, rope: Mapping[str, Any], head_dim: int) -> None:
+        with torch.device("cpu"):  # heads are built without memory, on "meta"
+            self.inner = LlamaRotaryEmbedding(
+                LlamaConfig(
+                    hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, rope_theta=rope["rope_theta"],
+                    rope_scaling=None if rope.get("rope_type", "default") == "default" else dict(rope),
+                    max_position_embeddings=_extended(rope),
+                )
+            )  # fmt: skip
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Turn ``x`` (batch, heads, n, width) to ``positions`` (batch or 1, n)."""
@@ -51,6 +49,30 @@ class Rotary:
         first, second = x.chunk(2, dim=-1)
         result: torch.Tensor = x * cos + torch.cat([-second, first], dim=-1) * sin
         return result
+
+
+def _extended(rope: Mapping[str, Any]) -> int:
+    """Return the positions that a variant reaches; Transformers compares them with ``factor``, and uses no other."""
+    return round(rope.get("original_max_position_embeddings", 2048) * rope.get("factor", 1.0))
+
+
+def looking_back(queries: torch.Tensor, keys: torch.Tensor, window: int | None = None) -> torch.Tensor:
+    """Return which keys a query of causal attention may look at.
+
+    Parameters
+    ----------
+    queries, keys : int64 (.., n), (.., m)
+        Positions; negative ones are padding, which nothing looks at.
+    window : int, optional
+        The last so many keys only, that of the query among them.
+
+    Returns
+    -------
+    bool tensor (.., n, m)
+    """
+    at, key = queries[..., :, None], keys[..., None, :]
+    seen = (key <= at) & (key >= 0)
+    return seen if window is None else seen & (key > at - window)
 
 
 def attend(
@@ -117,4 +139,4 @@ class Memory:
         self.cut(tokens - self.lag)
 
 
-__all__ = ["Memory", "RMSNorm", "Rotary", "attend", "gated_mlp", "heads_of"]
+__all__ = ["Memory", "RMSNorm", "Rotary", "attend", "gated_mlp", "heads_of", "looking_back"]

@@ -113,11 +113,11 @@ def make_scorer(
     Raises
     ------
     UsageError
-        If programs are to be run and what runs them is not installed.
+        If programs are to be run and cannot be on this system.
     """
     from . import humaneval
 
     names = [scorer_name(record, chosen or {}, allow_code) for record in records]
     if "humaneval" in names:
-        humaneval.check_installed()
+        humaneval.check_supported()
     return TaskScorer(records, names, decode, timeout, memory)
