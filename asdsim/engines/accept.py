@@ -10,8 +10,8 @@ From logits to a decision::
     rows = read_rows(logits, draft_ids)                      # argmax, largest and draft logit of each row
     mismatch, score, charge = score_blocks(DEFAULT, rows, blocks)
     stop = reach(blocks, rows.draft_ids, remaining, stop_ids)
-    decision = accept_blocks(mismatch, score, charge, stop, settings, "paper")
-    lift(logits, rows, blocks, mismatch, decision)           # the engine's own greedy kernel now accepts the same
+    decision = accept_blocks(mismatch, score, charge, stop, settings, Reading("paper"))
+    lift(logits, rows, blocks, decision)                   # the engine's own greedy kernel now accepts the same
 
 Other rules score a mismatch through exponentials, which torch may round differently from :mod:`math`: their decisions
 are equal unless a score lies within rounding of the limit.
@@ -27,7 +27,7 @@ import torch
 
 from ..errors import UsageError
 from ..records import FORBIDDEN_LOGIT
-from ..rules.asd import ACCEPT, BUDGET, CAP, FLOAT32_LEDGER, GATE
+from ..rules.asd import ACCEPT, BUDGET, CAP, FLOAT32_LEDGER, GATE, Reading
 from ..rules.scoring import Layout
 from ..rules.spec import Value
 
@@ -398,7 +398,7 @@ def accept_blocks(
     charge: torch.Tensor,
     stop: torch.Tensor,
     settings: Settings,
-    semantics: str = "paper",
+    reading: Reading,
 ) -> Decision:
     """Decide every block, equations (5) to (10) of :mod:`asdsim.rules.asd`.
 
@@ -409,11 +409,11 @@ def accept_blocks(
     stop : int64 (N,)
         Draft tokens that can be committed at all, see :func:`reach`.
     settings : Settings
-    semantics : str
-        A reading of ASD, with ``:block`` for a ledger that starts anew in every block.
+    reading : Reading
     """
-    base, _, scope = semantics.partition(":")
-    seen = settings._replace(spent=torch.zeros_like(settings.spent)) if scope == "block" else settings
+    seen = settings
+    if reading.ledger == "block":  # which starts anew in every block
+        seen = settings._replace(spent=torch.zeros_like(settings.spent))
     number, longest = mismatch.shape
     mismatch = mismatch & (torch.arange(longest, device=stop.device) < stop[:, None])
     each = torch.where(mismatch, charge, 0.0)
@@ -421,7 +421,7 @@ def accept_blocks(
     for i in range(longest):  # a scan would add in another order
         torch.add(total[:, i], each[:, i], out=total[:, i + 1])
     count = mismatch.cumsum(1)
-    shut, over = _refusals(base, score, total[:, :-1], total[:, 1:], seen)
+    shut, over = _refusals(reading.semantics, score, total[:, :-1], total[:, 1:], seen)
     verdicts = torch.where(
         shut, GATE, torch.where(over, BUDGET, torch.where(count > settings.cap[:, None], CAP, ACCEPT))
     )
@@ -434,7 +434,7 @@ def accept_blocks(
     spend = total.gather(1, first[:, None])[:, 0]
     relaxed = torch.nn.functional.pad(count, (1, 0)).gather(1, first[:, None])[:, 0]
     spent = settings.spent + spend
-    if semantics in FLOAT32_LEDGER:
+    if reading.semantics in FLOAT32_LEDGER:
         spent = spent.float().double()
     return Decision(accepted, spend, relaxed, verdict, spent)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError, UsageError
-from ..files import Fields, read_json
-from ..rules.settings import Policy, reading
+from ..files import Fields
+from ..rules.frozen import asd_setting, read_policy
+from ..rules.settings import STRICT, Policy
+from .accept import needs_of
 from .ledger import is_strict
 
 POLICY_ENV = "ASDSIM_POLICY"
@@ -43,43 +45,20 @@ class EngineConfig:
     trace_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def setting_of(values: Fields) -> Policy:
-    """Read B, g, M and the reading that they belong to.
-
-    Raises
-    ------
-    AsdsimError
-        Where a value is missing, no number, or outside its range: which key of which file.
-    """
-    rule = values.text("rule", "asd")
-    if rule != "asd":
-        raise values.error(
-            f"rule {rule} cannot run in an engine yet", where=values.where, fix="freeze a setting of asd"
-        )
-    try:
-        judge, layout = reading(
-            values.text("semantics", "paper"), regret=values.text("regret", "logit"), value=values.text("value", ""),
-            ledger=values.text("ledger", "request"),
-        )  # fmt: skip
-        budget, gate, cap = (values.number(name, infinite=True) for name in "BgM")
-        return Policy(budget, gate, cap, judge, layout)
-    except UsageError as error:
-        raise values.error(error.what, where=values.where, fix=error.fix) from None
-
-
 def read_policy_file(path: str | Path) -> tuple[Policy, dict[str, Any]]:
     """Read ``policy.json``: the setting, and everything that the file says.
 
     Raises
     ------
     EngineError
-        If it is no such file.
+        If it is no such file, or of a rule that cannot run in an engine.
     """
-    record = read_json(Path(path), error=EngineError)
-    values = Fields(record, path, EngineError)
-    if values.text("kind", "") != "asdsim policy":
-        raise EngineError("not a policy file", where=str(path), fix="give a file that asdsim calibrate wrote")
-    return setting_of(values), record
+    try:
+        grid, record = read_policy(Path(path))
+        needs_of(grid.layout)
+    except UsageError as error:
+        raise EngineError(error.what, where=error.where or str(path), fix=error.fix) from None
+    return grid.policy(0), record
 
 
 def engine_config(asked: Any, environment: Mapping[str, str], where: str) -> EngineConfig | None:
@@ -114,10 +93,12 @@ def engine_config(asked: Any, environment: Mapping[str, str], where: str) -> Eng
         policy, record = read_policy_file(file)
         return EngineConfig(policy, file, record, trace, options)
     if any(name in values.values for name in ("B", "g", "M")):
-        return EngineConfig(setting_of(values), where, {}, trace, options)
+        try:
+            return EngineConfig(asd_setting(values).policy(0), where, {}, trace, options)
+        except UsageError as error:
+            raise EngineError(error.what, where=error.where, fix=error.fix) from None
     if asked or trace:
-        judge, layout = reading("paper")
-        return EngineConfig(Policy(0.0, 0.0, 0.0, judge, layout), where, {}, trace, options)
+        return EngineConfig(STRICT, where, {}, trace, options)
     return None
 
 

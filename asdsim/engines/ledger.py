@@ -101,12 +101,11 @@ class Report:
 
 def is_strict(policy: Policy) -> bool:
     """Return whether a setting can accept no mismatch at all, so that outputs are the engine's own."""
-    base = policy.semantics.partition(":")[0]
     if policy.layout.rule == "strict":
         return True
-    if policy.layout.rule != "asd" or base == "lightllm":  # lightllm accepts ties under every setting
+    if policy.layout.rule != "asd" or policy.semantics == "lightllm":  # lightllm accepts ties under every setting
         return False
-    return policy.budget == 0.0 or policy.cap == 0.0 or (base == "core" and policy.gate == 0.0)
+    return policy.budget == 0.0 or policy.cap == 0.0 or (policy.semantics == "core" and policy.gate == 0.0)
 
 
 class Ledger:
@@ -169,7 +168,7 @@ class Ledger:
         if request_id in self._slots:
             raise EngineError("this id is in use", where=f"request {request_id}", fix="give each request its own")
         mine = self.policy
-        if (policy.semantics, policy.layout) != (mine.semantics, mine.layout):
+        if (policy.reading, policy.layout) != (mine.reading, mine.layout):
             raise EngineError(
                 f"a setting of {policy.semantics}, {policy.layout} beside {mine.semantics}, {mine.layout}",
                 where=f"request {request_id}", fix="an engine runs one rule; B, g and M may differ",
@@ -252,7 +251,7 @@ class Ledger:
             score = charge = torch.zeros(shape, dtype=torch.float64, device=self.device)
             bad = torch.zeros(len(slots), dtype=torch.bool, device=self.device)
         stop = reach(blocks, draft_ids, remaining, stops) if rows is not None else torch.zeros_like(blocks.widths)
-        decision = accept_blocks(mismatch, score, charge, stop, self.settings(slots), self.policy.semantics)
+        decision = accept_blocks(mismatch, score, charge, stop, self.settings(slots), self.policy.reading)
         if rows is not None:
             lift(logits, rows, blocks, decision)
             last = blocks.grid(rows.draft_ids).gather(1, (decision.accepted - 1).clamp(min=0)[:, None])

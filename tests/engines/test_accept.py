@@ -15,9 +15,9 @@ from asdsim.engines.protocol import Proposal
 from asdsim.errors import UsageError
 from asdsim.records import NO_PARENT, RequestRecord
 from asdsim.rules import get_rule
-from asdsim.rules.asd import GATE
+from asdsim.rules.asd import GATE, Reading
 from asdsim.rules.scoring import DEFAULT, Layout, lay_block
-from asdsim.rules.settings import Policy, reading
+from asdsim.rules.settings import Policy, layout_of
 
 torch = pytest.importorskip("torch")
 from asdsim.engines import accept as batch  # noqa: E402
@@ -48,7 +48,7 @@ def blocks(draw: st.DrawFn) -> tuple[list[int], np.ndarray]:
 one = st.tuples(blocks(), number, number, st.sampled_from([0.0, 1.0, 2.0, math.inf]), spent, st.integers(0, 9))
 
 
-def decide_batch(cases, policies, layout, semantics, logits=None):  # type: ignore[no-untyped-def]
+def decide_batch(cases, policies, layout, reading, logits=None):  # type: ignore[no-untyped-def]
     drafts = [case[0][0] for case in cases]
     widths = torch.tensor([len(ids) for ids in drafts])
     flat = torch.tensor([token for ids in drafts for token in ids], dtype=torch.int32)
@@ -65,7 +65,7 @@ def decide_batch(cases, policies, layout, semantics, logits=None):  # type: igno
         for values in zip(*((case[4], p.budget, p.gate, p.cap) for case, p in zip(cases, policies, strict=True)),
                           strict=True)
     ))  # fmt: skip
-    return laid, rows, batch.accept_blocks(mismatch, score, charge, stop, numbers, semantics), logits
+    return laid, rows, batch.accept_blocks(mismatch, score, charge, stop, numbers, reading), logits
 
 
 def decide_alone(case, policy):  # type: ignore[no-untyped-def]
@@ -84,9 +84,11 @@ def decide_alone(case, policy):  # type: ignore[no-untyped-def]
 @settings(max_examples=250)
 @given(st.lists(one, min_size=1, max_size=6))
 def test_a_ragged_batch_decides_as_the_scalar_rule(semantics, varied, cases) -> None:  # type: ignore[no-untyped-def]
-    judge, layout = reading(semantics, **varied)
-    policies = [Policy(case[1], case[2], case[3], judge, layout) for case in cases]
-    _, _, made, _ = decide_batch(cases, policies, layout, judge)
+    varied = dict(varied)
+    reading = Reading(semantics, varied.pop("ledger", "request"))
+    layout = layout_of(semantics, **varied)
+    policies = [Policy(case[1], case[2], case[3], semantics, layout, ledger=reading.ledger) for case in cases]
+    _, _, made, _ = decide_batch(cases, policies, layout, reading)
     for n, (case, policy) in enumerate(zip(cases, policies, strict=True)):
         outcome, after = decide_alone(case, policy)
         assert (made.accepted[n].item(), made.charge[n].item(), made.relaxed[n].item(), made.verdict[n].item()) == (
@@ -99,7 +101,7 @@ def test_a_ragged_batch_decides_as_the_scalar_rule(semantics, varied, cases) -> 
 @given(st.lists(one, min_size=1, max_size=6))
 def test_lifted_logits_make_a_greedy_kernel_accept_the_same(cases) -> None:  # type: ignore[no-untyped-def]
     policies = [Policy(case[1], case[2], case[3]) for case in cases]
-    laid, rows, made, logits = decide_batch(cases, policies, DEFAULT, "paper")
+    laid, rows, made, logits = decide_batch(cases, policies, DEFAULT, Reading())
     before = logits.clone()
     batch.lift(logits, rows, laid, made)
     best = logits.argmax(-1).tolist()
@@ -154,10 +156,10 @@ def test_other_rules_score_as_they_do_in_a_replay(name: str) -> None:
 
 def test_regret_in_probability() -> None:
     rows = np.array([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.0, 0.0]], np.float32)
-    judge, layout = reading("paper", regret="probability")
+    layout = layout_of("paper", regret="probability")
     case = (([1, 2], rows), 1.0, 0.25, 2.0, 0.0, 9)
-    policy = Policy(1.0, 0.25, 2.0, judge, layout)
-    _, _, made, _ = decide_batch([case], [policy], layout, judge)
+    policy = Policy(1.0, 0.25, 2.0, "paper", layout)
+    _, _, made, _ = decide_batch([case], [policy], layout, Reading())
     # softmax(2, 1, 0) = .6652, .2447, .0900: r = .4205, r / 2 = .2103 <= .25; then p(3) - p(1) = .7229 > .25
     assert made.accepted.tolist() == [1] and made.charge[0].item() == pytest.approx(0.42051, abs=1e-5)
     assert made.verdict.tolist() == [GATE]
@@ -169,7 +171,7 @@ def test_rows_with_nan_or_inf_are_named_and_never_accepted() -> None:
     assert read.unusable.tolist() == [True, True, True, False]
     laid = batch.lay_blocks(torch.tensor([1, 1, 1, 1]), 1)
     everything = batch.Settings(torch.zeros(4).double(), *(torch.full((4,), math.inf).double(),) * 3)
-    made = batch.accept_blocks(*batch.score_blocks(DEFAULT, read, laid), torch.ones(4).long(), everything)
+    made = batch.accept_blocks(*batch.score_blocks(DEFAULT, read, laid), torch.ones(4).long(), everything, Reading())
     assert made.accepted.tolist()[1:] == [0, 0, 1] and made.relaxed.tolist() == [0, 0, 0, 1]
 
 
@@ -199,7 +201,7 @@ def test_nothing_waits_for_the_device() -> None:
             laid = batch.lay_blocks(widths, 7)
             rows = batch.read_rows(logits, flat)
             stop = batch.reach(laid, flat, widths, ids)
-            made = batch.accept_blocks(*batch.score_blocks(DEFAULT, rows, laid), stop, numbers)
+            made = batch.accept_blocks(*batch.score_blocks(DEFAULT, rows, laid), stop, numbers, Reading())
             batch.lift(logits, rows, laid, made)
         seen[number] = names
     assert len(seen[1]) == len(seen[64])

@@ -17,7 +17,7 @@ from asdsim.engines.transformers.assisted import Assisted  # noqa: E402
 from asdsim.engines.transformers.model import HFTarget  # noqa: E402
 from asdsim.errors import EngineError  # noqa: E402
 from asdsim.records import RequestRecord  # noqa: E402
-from asdsim.rules.settings import STRICT, Policy, reading  # noqa: E402
+from asdsim.rules.settings import STRICT, Policy, layout_of  # noqa: E402
 from tests.capture.conftest import EOS, generate, tiny_llama  # noqa: E402
 
 K = 5
@@ -93,8 +93,7 @@ READINGS = [("paper", 0.0, 0.5, 2.0), ("paper", 3.0, 0.5, 2.0), ("paper", 8.0, 2
 def test_tokens_steps_and_ledger_equal_live_decoding(
     llama: Any, drafts: str, semantics: str, B: float, g: float, M: float
 ) -> None:
-    judge, layout = reading(semantics)
-    policy = Policy(B, g, M, judge, layout)
+    policy = Policy(B, g, M, semantics, layout_of(semantics))
     target = HFTarget(llama, "tiny-llama")
     assistant = assistant_of(llama) if drafts == "assistant" else None
     relaxed = 0
@@ -143,9 +142,8 @@ def test_what_cannot_be_done_is_refused(llama: Any) -> None:
     with pytest.raises(EngineError, match="greedy"):
         llama.generate(one, attention_mask=torch.ones_like(one), custom_generate=Assisted(STRICT), max_new_tokens=3,
                        prompt_lookup_num_tokens=2, do_sample=True)  # fmt: skip
-    judge, layout = reading("paper", value="reuse")
     with pytest.raises(EngineError, match="one row at a time"):
-        Assisted(Policy(1, 1, 1, judge, layout))
+        Assisted(Policy(1, 1, 1, "paper", layout_of("paper", value="reuse")))
 
 
 def test_nan_logits_are_an_error(llama: Any) -> None:

@@ -14,7 +14,7 @@ from asdsim.capture.record import Recorder, scan
 from asdsim.engines.protocol import Proposal
 from asdsim.errors import EngineError
 from asdsim.records import NO_PARENT, RequestRecord
-from asdsim.rules.settings import STRICT, Policy, reading
+from asdsim.rules.settings import STRICT, Policy, layout_of
 from tests.support.toymodels import ToyDrafter, ToyTarget
 
 torch = pytest.importorskip("torch")
@@ -58,12 +58,12 @@ class Running:
 
 def make_requests(number: int, seed: int, semantics: str = "paper") -> dict[str, Running]:
     rng = random.Random(seed)
-    judge, layout = reading(semantics)
+    layout = layout_of(semantics)
     found = {}
     for n in range(number):
         target = ToyTarget(seed * 100 + n)
         policy = Policy(rng.choice([0.0, 0.5, 2.0, 8.0, math.inf]), rng.choice([0.1, 0.25, math.inf]),
-                        rng.choice([1.0, 2.0, math.inf]), judge, layout)  # fmt: skip
+                        rng.choice([1.0, 2.0, math.inf]), semantics, layout)  # fmt: skip
         record = RequestRecord(f"r{n}", "", (n, 1), "", None, rng.randint(1, 30), (EOS,))
         found[record.request_id] = Running(Course(record, policy), target, ToyDrafter(target, 0.6, widths=[0, 1, 3, 5]))
     return found
@@ -73,8 +73,8 @@ def make_requests(number: int, seed: int, semantics: str = "paper") -> dict[str,
 @pytest.mark.parametrize("seed", range(4))
 def test_a_shuffled_batch_with_preemptions_spends_as_each_request_alone(semantics: str, seed: int) -> None:
     rng = random.Random(seed)
-    judge, layout = reading(semantics)
-    ledger = Ledger(Policy(0, 0, 0, judge, layout), capacity=2)
+    layout = layout_of(semantics)
+    ledger = Ledger(Policy(0, 0, 0, semantics, layout), capacity=2)
     running = make_requests(9, seed, semantics)
     for name, one in running.items():
         ledger.admit(name, one.course.policy, limit=one.course.request.max_new_tokens, stop_ids=(EOS,))
@@ -115,9 +115,9 @@ def test_a_shuffled_batch_with_preemptions_spends_as_each_request_alone(semantic
 
 
 def test_a_request_without_a_setting_stays_strict_beside_others() -> None:
-    judge, layout = reading("lightllm")
-    ledger = Ledger(Policy(8, 1, 2, judge, layout))
-    ledger.admit("ours", Policy(8, 1, 2, judge, layout), limit=20)
+    layout = layout_of("lightllm")
+    ledger = Ledger(Policy(8, 1, 2, "lightllm", layout))
+    ledger.admit("ours", Policy(8, 1, 2, "lightllm", layout), limit=20)
     rows = np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 0.0]], np.float32)  # a tie, drafted by its second id
     assert engine_step(ledger, ["ours", "theirs"], [[1], [1]], [rows, rows]) == [[1, 1], [0]]
 

@@ -23,7 +23,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from ...errors import EngineError
 from ...records import FORBIDDEN_LOGIT
-from ...rules.asd import ACCEPT, JUDGES, settle_of
+from ...rules.asd import ACCEPT, judge_of, settle_of
 from ...rules.settings import Policy
 from ..accept import Blocks, needs_of, read_rows, score_blocks
 from ..config import read_policy_file
@@ -43,7 +43,7 @@ class Lift(LogitsProcessor):
         self.policy, self.limit, self.stop_ids = policy, limit, stop_ids
         self.spent = 0.0
         self.steps = self.drafted = self.accepted = self.relaxed = 0
-        self._judge = JUDGES[policy.semantics]
+        self._judge = judge_of(policy.reading)
         self._settle = settle_of(policy.semantics)
         self._begin: int | None = None
         self._draft: list[int] = []
