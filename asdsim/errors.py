@@ -66,6 +66,10 @@ class Problems:
             raise UsageError("; ".join(dict.fromkeys(map(str, self.errors))))
 
 
+class EngineError(AsdsimError):
+    """An inference engine that cannot do what was asked of it, or that does something else."""
+
+
 def unknown_name(kind: str, name: str, known: list[str]) -> UsageError:
     """Return an error for an unknown name, with the closest known one as a suggestion."""
     import difflib
