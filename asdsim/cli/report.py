@@ -59,7 +59,7 @@ def command(
     chosen: Policy | None = None
     given = grids
     if policy is not None:
-        from ..studies.calibrate import read_policy
+        from ..studies.frozen import read_policy
 
         frozen = read_policy(policy)[0]
         chosen = frozen.policy(0)

@@ -11,11 +11,9 @@ from __future__ import annotations
 import html
 import io
 import os
-import platform
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .. import __version__
 from ..errors import AsdsimError
 from ..files import dump_json, plain, write_atomically
+from ..provenance import provenance as made_with
 
 PROVENANCE_VERSION = 1
 DIGITS = 6
@@ -89,15 +87,8 @@ def provenance(command: str, *, source: Mapping[str, Any] | None = None, subject
 
     ``subject`` is what the figure stands for, see :attr:`asdsim.trace.stored.Trace.subject`; by default the source's.
     """
-    versions = {"python": platform.python_version(), "asdsim": __version__}
-    versions.update({name: metadata.version(name) for name in ("matplotlib", "numpy", "polars")})
-    return {
-        "schema_version": PROVENANCE_VERSION,
-        "command": command,
-        "subject": subject or (source or {}).get("subject", ""),
-        "software": versions,
-        "source": dict(source or {}),
-    }
+    record = made_with(command, source, "matplotlib", "numpy", "polars")
+    return {"schema_version": PROVENANCE_VERSION, "subject": subject or (source or {}).get("subject", ""), **record}
 
 
 def save(
