@@ -121,6 +121,23 @@ def test_calibration_quartiles_are_linear(tmp_path: Path, ratios: list[float], f
     assert read_calibration(lines(tmp_path / "c.jsonl", *calibration(*ratios))).quartiles()[0] == first
 
 
+def test_every_quartile_is_linear(tmp_path: Path) -> None:
+    assert read_calibration(lines(tmp_path / "c.jsonl", *calibration(4, 1, 3, 2))).quartiles() == [1.75, 2.5, 3.25]
+
+
+def test_requests_that_leave_the_trace_are_left_out_and_counted(capsys, tmp_path: Path) -> None:
+    trace = write(tmp_path / "trace")
+    setting = ("--B", 1, "--g", "inf", "--M", "inf")
+    status, out, err = run(capsys, "convert", trace, *setting, "--json")
+    payload = json.loads(out)
+    row = json.loads(run(capsys, "replay", trace, *setting, "--off-trace", "stop", "--json")[1])["rows"][0]
+    assert status == 0 and payload["left_out"] == 2 and len(payload["rows"]) == 6 and row["exact_share"] == 6 / 8
+    assert "left out: 2 requests that left the trace under B=1" in err
+    for name in ("completion_tokens", "num_spec_steps", "num_accepted_draft_tokens"):
+        assert sum(record[name] for record in payload["rows"]) == row[name]
+    assert all(record["engine"] == "asdsim" for record in payload["rows"])
+
+
 def test_calibration_is_marked_not_replayable(capsys, tmp_path: Path) -> None:
     source, out = lines(tmp_path / "c.jsonl", *calibration(1, 2)), tmp_path / "c.parquet"
     status, text, err = run(capsys, "convert", source, "-o", out, "--json")

@@ -248,6 +248,7 @@ def test_values_by_key_and_type():
         {"a": 1, "b": 2.5, "c": "inf", "t": "x", "n": None, "w": 3.0, "l": [1, 2], "o": {"k": 7}, "f": False}, "c.json"
     )
     assert fields.number("a") == 1.0 and fields.number("b") == 2.5 and fields.number("n", None) is None
+    assert Fields({"c": "-inf"}, "c.json").number("c", infinite=True) == -math.inf
     assert fields.number("c", infinite=True) == math.inf and fields.whole("w") == 3 and fields.text("t") == "x"
     assert fields.list_of("whole", "l") == [1, 2] and fields.inner("o").whole("k") == 7 and fields.flag("f") is False
     assert fields.number("absent", 4.0) == 4.0 and fields.flag("absent", True) is True
