@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from ..engines.transformers.load import DTYPES, check_name
 from ..errors import CaptureError, Problems, UsageError, unknown_name
+from ..provenance import software
 from ..records import RequestRecord
 from ..rules.settings import STRICT, Policy
 from ..stats import ratio_interval
@@ -281,7 +281,7 @@ def _recorded_date(plan: Plan) -> date | None:
         if (folder / MANIFEST).is_file():
             stored = load_manifest(folder)[0]
             # Traces from before the date was recorded were encoded on the day they began.
-            text = stored.settings.get("template_date") or stored.notes.get("created", "")[:10]
+            text = stored.settings.get("template_date") or (stored.notes.get("created") or "")[:10]
             return parse_date(text or None)
     return None
 
@@ -321,24 +321,15 @@ def make_manifest(
 ) -> Manifest:
     """Return the manifest of a capture that has yet to begin."""
     import torch
-    import transformers
-
-    from .. import __version__
 
     policy = plan.policy
     rule: dict[str, Any] = {"name": "strict"}
     if policy is not None:
         rule = {"name": "asd", "B": policy.budget, "g": policy.gate, "M": policy.cap, "semantics": policy.semantics}
-    software = {
-        "asdsim": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-    }
+    versions = software("torch", "transformers", "numpy")
     if target.lm.device.type == "cuda":
-        software["gpu"] = torch.cuda.get_device_name(target.lm.device)
-        software["cuda"] = str(torch.version.cuda)
+        versions["gpu"] = torch.cuda.get_device_name(target.lm.device)
+        versions["cuda"] = str(torch.version.cuda)
     prompts = hashlib.sha256()
     for request in requests:
         prompts.update(json.dumps([request.request_id, request.prompt_ids]).encode())
@@ -362,7 +353,7 @@ def make_manifest(
             **(encoder or encoder_of(target.tokenizer, plan)).settings(),
             "prompts_sha256": prompts.hexdigest(),
         },
-        software=software,
+        software=versions,
         notes={"created": datetime.now(UTC).isoformat(timespec="seconds"), "threads": torch.get_num_threads()},
     )
 
@@ -402,7 +393,7 @@ def capture(
     from ..engines.transformers.load import load_target
     from .drafters import check_head, make_drafter
 
-    checkpoint = check_head(plan.drafter, overrides=plan.overrides, **plan.loading)
+    checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
     target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading)
     drafter = make_drafter(
         plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, checkpoint=checkpoint,
@@ -423,7 +414,7 @@ def capture_with(
     import torch
 
     from ..trace.writer import TraceWriter
-    from .loop import check_request, decode
+    from .loop import check_request, decode, note_on_positions
     from .record import Recorder
 
     torch.manual_seed(plan.seed)
@@ -433,7 +424,7 @@ def capture_with(
         check_request(target, drafter, request, plan.K)
     recorder = Recorder(plan.top_k, plan.divergences)
     manifest = make_manifest(target, drafter, requests, plan, encoder)
-    for text in notes_on(prompts, encoder):
+    for text in (*notes_on(prompts, encoder), *note_on_positions(drafter, requests, plan.K)):
         note(text)
     if plan.shard is not None:
         index, of = parse_shard(plan.shard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class TracePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; refuse one that leads nowhere."""
         path = Path(str(super().convert(value, param, ctx)))
+        if path.name == "manifest.json" and path.is_file():
+            path = path.parent  # the trace that it belongs to
         if self.files and not path.exists():
             fix = "give a file or a trace directory"
             raise UsageError("cannot read it: no such file or directory", where=str(path), fix=fix)
@@ -139,28 +141,49 @@ def grid_options(
     return add
 
 
-def rule_options(required: bool = True, *, exact: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def rule_options(
+    required: bool = True, *, exact: bool = False, checks: Mapping[str, Callable[[Any], Any]] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the options that name settings of a rule; the command gets them as ``grids``, a list of Grid.
 
     ``grids`` is None where nothing was given and nothing is ``required``. With ``exact`` the command also gets
-    ``upper``: None, or under ``--B exact[:UPPER]`` the largest budget; the B of the grids is then 0.
+    ``upper``: None, or under ``--B exact[:UPPER]`` the largest budget (the B of the grids is then 0); and ``varied``:
+    how ASD is varied, since B, g and M may then all be left out. ``checks`` are made of other options by name, and what
+    they refuse is reported with what is wrong about the settings.
     """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def command(**given: Any) -> Any:
             chosen = {name: given.pop(name) for name in RULE_FLAGS}
+            varied = {name: chosen[name] for name in ("semantics", "regret", "value", "ledger")}
+            varied["gate"] = not chosen["no_gate"]
+            problems = Problems()
             if exact:
-                given["upper"] = upper = _upper(chosen["B"])
+                given["varied"] = varied
+                given["upper"] = upper = problems.check(_upper, chosen["B"], chosen["ledger"])
                 if upper is not None and chosen["rule"] == "asd":
-                    if chosen["ledger"] == "none":
-                        raise UsageError("--B exact with --ledger none: no budget is looked at")
                     chosen["B"] = "0"
-            return function(grids=grids_of(required, **chosen), **given)
+            axes = any(chosen[name] is not None for name in ("B", "g", "M"))
+            if exact and chosen["rule"] == "asd" and not axes and not chosen["param"]:
+                grids = problems.check(_vary, varied)
+            else:
+                grids = problems.check(grids_of, required, **chosen)
+            for name, test in (checks or {}).items():
+                problems.check(test, given[name])
+            problems.end()
+            return function(grids=grids, **given)
 
         return rule_flags(exact)(command)
 
     return add
+
+
+def _vary(varied: dict[str, Any]) -> None:
+    """Refuse variations of ASD that do not exist."""
+    from ..rules.settings import Grid
+
+    Grid.product(0, 0, 0, **varied)
 
 
 RULE_FLAGS = ("B", "g", "M", "rule", "param", "semantics", "regret", "value", "ledger", "no_gate")
@@ -197,13 +220,15 @@ def rule_flags(exact: bool = False) -> Callable[[Callable[..., Any]], Callable[.
     return add
 
 
-def _upper(B: str | None) -> float | None:
+def _upper(B: str | None, ledger: str) -> float | None:
     """Return the end of ``exact[:UPPER]``, None for a B that is a list."""
     from ..rules.settings import parse_axis
 
     word, colon, end = (B or "").strip().partition(":")
     if word != "exact":
         return None
+    if ledger == "none":
+        raise UsageError("--B exact with --ledger none: no budget is looked at")
     if not colon:
         return math.inf
     values = parse_axis("B", end)
@@ -224,7 +249,7 @@ def grids_of(
         On options that do not belong together, or settings that do not exist.
     """
     from ..rules import get_rule
-    from ..rules.settings import Grid, parse_axis, rule_grids
+    from ..rules.settings import Grid, axis_values, rule_grids
 
     if rule != "asd":
         get_rule(rule)
@@ -240,29 +265,36 @@ def grids_of(
         return rule_grids(rule, given)
     if param:
         raise UsageError("--param belongs to another rule than asd", fix="name one with --rule")
-    if ledger == "none":
-        B = B or "inf"
-    if no_gate:
-        g = g or "inf"
-    given_axes = {"B": B, "g": g, "M": M}
-    missing = [f"'--{name}'" for name, axis in given_axes.items() if axis is None]
-    if len(missing) == 3 and not required:
+    varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger}
+    if B is None and g is None and M is None and not required:
+        usual = {"semantics": "paper", "regret": "logit", "value": "", "ledger": "request", "no_gate": False}
+        for name, flag in (("semantics", semantics), *varied.items(), ("no_gate", no_gate)):
+            if flag != usual[name]:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} without settings would change nothing", fix="give --B, --g and --M as well")
         return None
+    axes: dict[str, Any] = {"B": B or "inf" if ledger == "none" else B, "g": g or "inf" if no_gate else g, "M": M}
+    missing = [f"'--{name}'" for name, axis in axes.items() if axis is None]
     problems = Problems()
     if missing:
-        plural = "s" if len(missing) > 1 else ""
-        error = UsageError(f"Missing option{plural} {', '.join(missing)}", fix="--B, --g and --M belong together")
-        problems.errors.append(error)
-    for name, axis in given_axes.items():
-        with problems.noted():
-            parse_axis(name, axis if axis is not None else "0")
+        text = f"Missing option{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+        problems.errors.append(UsageError(text, fix="--B, --g and --M belong together"))
+    for name, axis in axes.items():
+        if axis is not None:
+            problems.check(axis_values, name, axis)
+    problems.check(_vary, {"semantics": semantics, **varied})
     problems.end()
-    assert B is not None and g is not None and M is not None
-    return [Grid.product(B, g, M, semantics, regret=regret, value=value, ledger=ledger, gate=not no_gate)]
+    return [Grid.product(**axes, semantics=semantics, gate=not no_gate, **varied)]
+
+
+def check_threads(threads: int) -> None:
+    """Refuse a negative number of threads."""
+    if threads < 0:
+        raise UsageError(f"--threads {threads} is negative")
 
 
 def check_table(path: Path | None) -> None:
-    """Refuse a name of a table to write that tells no format.
+    """Refuse a name of a table to write that tells no format, or whose folder is not there.
 
     Raises
     ------
@@ -271,6 +303,8 @@ def check_table(path: Path | None) -> None:
     """
     if path is not None and path.suffix not in (".parquet", ".csv"):
         raise UsageError(f"cannot tell the format of {path}", fix="name a file that ends in .parquet or .csv")
+    if path is not None and not path.parent.is_dir():
+        raise UsageError("no such directory", where=str(path.parent))
 
 
 def print_json(command: str, payload: dict[str, Any]) -> None:
@@ -297,12 +331,14 @@ def with_interval(values: Sequence[float | None] | None, form: str = "{:.3f}", s
     return f"{text[0]} [{text[1]}, {text[2]}]" if len(text) == 3 else text[0]
 
 
-def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a Markdown table."""
-    click.echo(f"| {' | '.join(header)} |")
-    click.echo("|---" * len(header) + "|")
-    for row in rows:
-        click.echo(f"| {' | '.join(row)} |")
+def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]], *, align: bool = False) -> None:
+    """Print a Markdown table; ``align`` pads its cells, for tables of many narrow columns."""
+    held = [header, *rows]
+    width = [max(len(row[n]) for row in held) if align else 0 for n in range(len(header))]
+    for nth, row in enumerate(held):
+        click.echo(f"| {' | '.join(cell.ljust(wide) for cell, wide in zip(row, width, strict=True))} |")
+        if nth == 0:
+            click.echo("".join(f"|{'-' * max(3, wide + 2)}" for wide in width) + "|")
 
 
 def counted(number: int, noun: str) -> str:
@@ -318,8 +354,11 @@ def note(text: str) -> None:
 
 def note_unfinished(trace: Any) -> None:
     """Say so where a capture was not finished: figures then stand on the requests that are there."""
-    from ..trace.manifest import PLANNED
+    note_planned(trace.path, trace.manifest)
 
-    there, planned = len(trace.request_ids()), trace.manifest.notes.get(PLANNED, 0)
-    if planned > there:
-        note(f"{trace.path}: {there} of {planned} requests; the capture was not finished, --resume goes on")
+
+def note_planned(path: Path, manifest: Any) -> None:
+    """Do what :func:`note_unfinished` does, before the trace is read."""
+    there = sum(shard.rows for shard in manifest.shards_of("requests"))
+    if manifest.planned > there:
+        note(f"{path}: {there} of {manifest.planned} requests; the capture was not finished, --resume goes on")

@@ -14,6 +14,7 @@ from .common import (
     counted,
     json_option,
     note,
+    note_planned,
     print_json,
     progress_bar,
     rule_options,
@@ -57,7 +58,9 @@ def command(
         if value is not None and not lowest <= value < float("inf"):
             raise UsageError(f"--{flag} {value} is out of range", fix=f"give a number of at least {lowest}")
     from ..live.cover import cover_trace
+    from ..trace.reader import load_manifest
 
+    note_planned(trace, load_manifest(trace)[0])
     with progress_bar(1, "cover", "pair") as bar:
 
         def report(progress: Any) -> None:

@@ -36,6 +36,25 @@ Float64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
+class GraphArrays(NamedTuple):
+    """The arrays of a :class:`Graph` that compiled walks read: one argument, by name, for numba and for CUDA."""
+
+    root: Int32
+    limit: Int32
+    drafted: Int32
+    mm_ptr: Int64
+    mm_pos: Int32
+    mm_score: Float64
+    mm_charge: Float64
+    edge_next: Int32
+    edge_accepted: Int32
+    edge_tokens: Int32
+    path_ptr: Int64
+    path_step: Int32
+    align_ptr: Int64
+    align_step: Int32
+
+
 @dataclass(frozen=True)
 class Graph:
     """Flat arrays over R requests, S steps, m mismatches and S + m edges.
@@ -107,6 +126,11 @@ class Graph:
     def num_steps(self) -> int:
         """S."""
         return int(self.drafted.shape[0])
+
+    @property
+    def arrays(self) -> GraphArrays:
+        """What a compiled walk reads."""
+        return GraphArrays(*(getattr(self, name) for name in GraphArrays._fields))
 
     def edge_of(self, edge: int) -> tuple[int, int]:
         """Return (step, outcome) of an edge."""

@@ -46,7 +46,7 @@ class Loaded:
 
 
 def check_name(name: str) -> None:
-    """Refuse a model name that cannot be meant, without loading anything.
+    """Refuse a model name that names nothing, without loading anything.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def load_model(
     Raises
     ------
     UsageError, CaptureError
-        On a name, dtype or device that cannot be meant; if the model cannot be had or read.
+        On an unknown name, dtype or device; if the model cannot be had or read.
     """
     check_name(name)
     if dtype not in DTYPES:
@@ -132,8 +132,8 @@ def load_model(
     if name not in BUILT_IN:
         identity["config_sha256"] = config_sha256(type(model.config).get_config_dict(path, **where)[0])
     commit = getattr(model.config, "_commit_hash", None)
-    found = identity.get("source") or commit or revision
-    return Loaded(model.to(place).eval(), tokenizer, found, identity)
+    origin = identity.get("source") or commit or revision
+    return Loaded(model.to(place).eval(), tokenizer, origin, identity)
 
 
 @contextmanager
