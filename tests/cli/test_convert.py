@@ -138,6 +138,16 @@ def test_requests_that_leave_the_trace_are_left_out_and_counted(capsys, tmp_path
     assert all(record["engine"] == "asdsim" for record in payload["rows"])
 
 
+def test_a_trace_is_converted_under_one_setting_into_a_file_of_rows(capsys, tmp_path: Path) -> None:
+    trace = write(tmp_path / "trace")
+    status, out, err = run(capsys, "convert", trace, "--B", "0,1", "--g", "1,inf", "--M", 1)
+    assert (status, out) == (2, "") and "4 settings given" in err
+    status, out, err = run(capsys, "convert", trace, "-o", tmp_path / "rows.txt")
+    assert (status, out) == (2, "") and "cannot tell the format of" in err and not (tmp_path / "rows.txt").exists()
+    status, _, err = run(capsys, "convert", lines(tmp_path / "a.jsonl", RECORD), "--B", 0, "--g", 0, "--M", 0)
+    assert status == 2 and "a setting belongs to a trace" in err
+
+
 def test_calibration_is_marked_not_replayable(capsys, tmp_path: Path) -> None:
     source, out = lines(tmp_path / "c.jsonl", *calibration(1, 2)), tmp_path / "c.parquet"
     status, text, err = run(capsys, "convert", source, "-o", out, "--json")

@@ -174,6 +174,7 @@ def test_every_form_gives_the_same_rows(tmp_path, monkeypatch, content, places, 
         ('{"a":' * 20_000 + "1" + "}" * 20_000, "line 1: not valid JSON: nested too deeply"),
         ('"text"', "line 1: not a JSON object"),
         (b'{"a": 1}\n{"b": "\xff"}', "line 2: not text in UTF-8"),
+        (b'{"a": 1}\n\n\xc3', "line 3: not text in UTF-8"),
         ('{"a": 1}'.encode("utf-16"), "text in UTF-16"),
         (gzip.compress(b'{"a": 1}')[:-9], "damaged or cut gzip file"),
         (b"\x1f\x8b\x00\x00", "cannot read it|damaged"),
@@ -231,6 +232,13 @@ def test_one_value_and_text(tmp_path):
         read_json(path)
     with pytest.raises(UsageError, match=f"^{tmp_path}: cannot read it: Is a directory"):
         read_text(tmp_path)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1 << 20])
+def test_a_number_does_not_end_where_a_piece_of_the_file_does(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(files, "CHUNK", chunk)
+    (tmp_path / "n").write_text("123456789")
+    assert read_json(tmp_path / "n") == 123456789
 
 
 def test_text_from_outside_is_shown_without_its_controls():
