@@ -77,9 +77,10 @@ def command(
         seed=seed,
     )  # fmt: skip
     if output is not None:
+        from ..provenance import trace_source
         from ..trace.writer import write_frame
 
-        write_frame(audited.quality.frame(), output, {"asdsim": _provenance(source)})
+        write_frame(audited.quality.frame(), output, {"asdsim": trace_source(source)})
         note(f"wrote {counted(len(audited.quality), 'setting')} to {output}")
     left_out = _unscored(source, scoring)
     requests = len(source.request_ids())
@@ -127,12 +128,6 @@ def command(
 
 def _ends(outputs: int, ended: int) -> str:
     return f"{ended} of {outputs} outputs end by themselves, {outputs - ended} at the token limit"
-
-
-def _provenance(trace: Any) -> dict[str, Any]:
-    from .. import __version__
-
-    return {"asdsim": __version__, "trace": str(trace.path), "manifest_checksum": trace.manifest.checksum}
 
 
 def _unscored(trace: Any, scoring: Scoring) -> dict[str, str]:

@@ -8,7 +8,17 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, json_option, note, print_json, print_rows, progress_bar, with_interval
+from .common import (
+    TracePath,
+    config_option,
+    json_option,
+    note,
+    print_json,
+    print_rows,
+    progress_bar,
+    threads_option,
+    with_interval,
+)  # fmt: skip
 from .quality_options import bootstrap_options, check_resamples, cost_of, cost_option
 
 
@@ -24,6 +34,7 @@ from .quality_options import bootstrap_options, check_resamples, cost_of, cost_o
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
 @cost_option
 @bootstrap_options
+@threads_option
 @json_option
 @config_option
 def command(

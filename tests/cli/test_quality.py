@@ -196,7 +196,7 @@ def test_replay_shows_intervals_beside_means(capsys) -> None:
     _, out, _ = run(capsys, "replay", CAL, *AXES, "--off-trace", "pooled")
     assert "95 %" not in out  # averages over draws have no interval of this kind
     _, out, _ = run(capsys, "replay", CAL, *AXES, "--cost", "h20-deepseek-v4-flash")
-    assert "predicted speed-up over strict, 95 %" in out and out.count("1.000 (1.000 - 1.000)") == 6  # B = 0 is strict
+    assert "predicted speed-up over strict, 95 %" in out and out.count("1.000 [1.000, 1.000]") == 6  # B = 0 is strict
     wide = ["--B", "0:8:.5", "--g", ".1:1:.1", "--M", "1,2"]
     _, out, _ = run(capsys, "replay", CAL, *wide)
     assert out.count("\n") == 26 and "tokens/step, 95 %" in out
