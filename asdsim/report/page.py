@@ -20,7 +20,7 @@ import numpy as np
 
 from ..errors import AsdsimError, UsageError
 from ..evaluate.figures import FIGURES
-from ..evaluate.strips import is_strict
+from ..evaluate.strips import is_strict, name_of
 from ..files import plain, write_atomically
 from ..result import replay_grid
 from ..rules.settings import Policy
@@ -160,7 +160,7 @@ def chosen_setting(settings: Sequence[dict[str, Any]], policy: Policy | None) ->
 
     if policy is not None:
         for n, entry in enumerate(settings):
-            if (entry["B"], entry["g"], entry["M"]) == (policy.budget, policy.gate, policy.cap):
+            if entry["name"] == name_of(policy):
                 return n
     papers = [n for n, entry in enumerate(settings) if (entry["B"], entry["g"], entry["M"]) == PAPER]
     rows = papers or [n for n, entry in enumerate(settings) if not entry["strict"]] or [0]
