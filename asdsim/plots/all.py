@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 
 from .acceptance import acceptance_by_position, acceptance_distribution, match_share
 from .heatmap import acceptance_heatmap
+from .quality import gain_by_budget, pareto_fronts
 from .regret import mismatch_groups, regret_distribution
-from .rows import LENGTHS, columns_of, focus, pick_settings, select
+from .rows import LENGTHS, MAX_SETTINGS, columns_of, focus, pick_settings, select
 from .style import save
 
 if TYPE_CHECKING:
@@ -110,3 +111,15 @@ def figures_of(result: Result, note: Callable[[str], None] = lambda text: None) 
         gate=None if policy is None else policy.gate,
         note=note,
     )
+
+
+def figures_with_intervals(frame: pl.DataFrame) -> Iterator[tuple[str, Figure]]:
+    """Yield what the figures of :meth:`asdsim.evaluate.quality.Quality.frame` allow: fronts, and gain by budget."""
+    exact = frame.filter(frame["exact_share"] == 1.0)
+    gain = "speed_up" if "speed_up" in frame.columns else "mean_acceptance_length"
+    risks = [name for name in ("outputs_differ_share", "regret_per_token", "accuracy") if name in frame.columns]
+    if len(exact) > 2 and risks:
+        yield "fronts", pareto_fronts(exact, risks, gain)
+    gates = exact["g"].unique().sort().to_list()
+    if exact["B"].n_unique() > 2 and "acceptance_length_gain" in frame.columns:
+        yield "gain-by-budget", gain_by_budget(exact, gates[:: -(-len(gates) // MAX_SETTINGS)])

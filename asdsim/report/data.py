@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError
-from ..evaluate.scorers import TaskScorer, given_answer, make_scorer
+from ..evaluate.scorers import TaskScorer, given_answer
 from ..evaluate.strips import is_strict, name_of
 from ..rules.asd import BUDGET, CAP, GATE
-from ..rules.settings import Policy
+from ..rules.settings import Grid, Policy
 from ..trace.graph import END, MISSING, Graph
 from ..trace.vocabulary import Vocabulary
 from ..walk.path import Path, visits
 
 if TYPE_CHECKING:
-    from ..evaluate.cost import CostModel
+    from ..evaluate.quality import Quality
     from ..result import Result
     from ..trace.reader import Trace
 
@@ -93,18 +93,17 @@ class Content:
     drop_leading: bool
 
 
-def settings_of(results: Sequence[Result], cost: CostModel | None, scorer: TaskScorer | None) -> list[dict[str, Any]]:
-    """Return one entry for each setting, with its figures and their intervals."""
+def settings_of(results: Sequence[Result], qualities: Sequence[Quality]) -> list[dict[str, Any]]:
+    """Return one entry for each setting of some replays, with its figures and their intervals; strict comes first."""
     entries: list[dict[str, Any]] = []
-    for number, result in enumerate(results):
-        quality = result.quality(cost=cost, scorer=scorer)
+    for number, (result, quality) in enumerate(zip(results, qualities, strict=True)):
         frame = result.frame().to_dicts()
         for n in range(len(result)):
             policy, row = result.grid.policy(n), quality.row(n)
             figures = {name: row[name] for name in SHOWN if name in row and row[name][0] is not None}
             entries.append(
                 {
-                    "name": name_of(policy), "rule": result.grid.layout.rule, "layout": number,
+                    "name": _full_name(result.grid, n), "rule": result.grid.layout.rule, "layout": number,
                     "strict": is_strict(policy), "B": policy.budget, "g": policy.gate, "M": policy.cap,
                     "semantics": result.grid.semantics, "ledger": result.grid.ledger, "exact": row["exact_share"],
                     "steps": frame[n]["num_spec_steps"], "tokens": frame[n]["completion_tokens"],
@@ -115,13 +114,22 @@ def settings_of(results: Sequence[Result], cost: CostModel | None, scorer: TaskS
     return _without_twins(entries)
 
 
+def _full_name(grid: Grid, setting: int) -> str:
+    """Return how a setting is called, with what tells it apart from the paper's reading of ASD."""
+    policy = grid.policy(setting)
+    if policy.label or is_strict(policy):
+        return name_of(policy)
+    reading = [grid.semantics] * (grid.semantics != "paper")
+    return " ".join([name_of(policy), *reading, *grid.parameters(setting).split()])
+
+
 def _without_twins(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the entries with strict matching first and once, and every other setting once."""
     strict = [entry for entry in entries if entry["strict"]]
-    others: dict[tuple[Any, ...], dict[str, Any]] = {}
+    others: dict[str, dict[str, Any]] = {}
     for entry in entries:
         if not entry["strict"]:
-            others.setdefault((entry["name"], entry["semantics"]), entry)
+            others.setdefault(entry["name"], entry)
     order = sorted(others.values(), key=lambda entry: (entry["layout"], entry["B"], entry["g"], entry["M"]))
     return [*strict[:1], *order]
 
@@ -195,8 +203,9 @@ def collect(
     trace: Trace,
     results: Sequence[Result],
     vocabulary: Vocabulary,
+    scorer: TaskScorer,
+    settings: list[dict[str, Any]],
     *,
-    cost: CostModel | None,
     requests: Sequence[int],
     lean: bool = False,
 ) -> Content:
@@ -209,8 +218,10 @@ def collect(
         Replays of the trace, one for each layout.
     vocabulary : Vocabulary
         Text of the trace's tokens.
-    cost : CostModel or None
-        Predicts speed-ups; None leaves them out.
+    scorer : TaskScorer
+        Judges outputs.
+    settings : list of dict
+        From :func:`settings_of`.
     requests : sequence of int
         Rows of the requests whose tokens the page holds; figures are always those of all.
     lean : bool
@@ -222,8 +233,6 @@ def collect(
         If no setting is left.
     """
     records = trace.request_records()
-    scorer = make_scorer(records, vocabulary.text)
-    settings = settings_of(results, cost, scorer if any(scorer.names) else None)
     if not settings:
         raise UsageError("no setting to report", where=str(trace.path))
     walks = _Walks(trace, results, scorer, vocabulary)

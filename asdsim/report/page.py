@@ -20,14 +20,16 @@ import numpy as np
 
 from ..errors import AsdsimError, UsageError
 from ..evaluate.figures import FIGURES
+from ..evaluate.scorers import make_scorer
 from ..evaluate.strips import is_strict, name_of
 from ..files import plain, write_atomically
 from ..result import replay_grid
 from ..rules.settings import Policy
-from .data import ENDED, FINAL, GAP_UNIT, Content, collect
+from .data import ENDED, FINAL, GAP_UNIT, Content, collect, settings_of
 
 if TYPE_CHECKING:
     from ..evaluate.cost import CostModel
+    from ..evaluate.quality import Quality
     from ..result import Result
     from ..trace.vocabulary import Vocabulary
 
@@ -121,14 +123,18 @@ def write_report(
     if not any(is_strict(result.grid.policy(n)) for result in results for n in range(len(result))):
         strict = replay_grid(trace, results[0].grid.strict)  # which all others are compared with
         results = [*results, strict]
-    figures = drawn_figures(results, note)
+    scorer = make_scorer(trace.request_records(), vocabulary.text)
+    judged = scorer if any(scorer.names) else None
+    qualities = [result.quality(cost=cost, scorer=judged) for result in results]
+    settings = settings_of(results, qualities)
+    start = chosen_setting(settings, policy)
+    for entry in settings:
+        entry["verdict"] = " ".join(verdict(entry, settings[0], number))
+    figures = drawn_figures(results, qualities, note)
     kept, lean = number, False
     while True:
         requests = np.unique(np.linspace(0, number - 1, kept).round().astype(int)).tolist()
-        content = collect(trace, results, vocabulary, cost=cost, requests=requests, lean=lean)
-        start = chosen_setting(content.settings, policy)
-        for entry in content.settings:
-            entry["verdict"] = " ".join(verdict(entry, content, number))
+        content = collect(trace, results, vocabulary, scorer, settings, requests=requests, lean=lean)
         text = render(content, head_of(results, content, start, command, number, lean), figures, start)
         size = len(text.encode())
         if not lean and size > min(LEAN_BYTES, limit_bytes):
@@ -140,8 +146,7 @@ def write_report(
         kept = max(1, min(kept - 1, int(0.9 * kept * limit_bytes / size)))
         note(f"the page would have {size / 1e6:.0f} MB: it keeps the tokens of {kept} of {number} requests")
     _write(path, text)
-    verdict_of_start = content.settings[start]["verdict"]
-    return Page(path, size, len(requests), number, len(content.settings), verdict_of_start)
+    return Page(path, size, len(requests), number, len(settings), settings[start]["verdict"])
 
 
 def _write(path: Path, text: str) -> None:
@@ -215,7 +220,7 @@ def _model(model: dict[str, Any]) -> str:
     )
 
 
-def verdict(entry: dict[str, Any], content: Content, number: int) -> list[str]:
+def verdict(entry: dict[str, Any], strict: dict[str, Any], number: int) -> list[str]:
     """Return two sentences: what the chosen setting gains, and what it costs."""
     figures = entry["figures"]
     length, gain = figures.get("mean_acceptance_length"), figures.get("acceptance_length_gain")
@@ -238,7 +243,7 @@ def verdict(entry: dict[str, Any], content: Content, number: int) -> list[str]:
     if "outputs_differ_share" in figures:
         differ = round(figures["outputs_differ_share"][0] * number)
         second += f", and {differ} of {number} outputs differ from the strict ones"
-    base = content.settings[0]["figures"].get("accuracy")
+    base = strict["figures"].get("accuracy")
     if "accuracy" in figures and base is not None:
         right = f"{100 * figures['accuracy'][0]:.0f} %"
         told = f"{right} of the scored answers are right (strict {100 * base[0]:.0f} %)"
@@ -253,22 +258,27 @@ def _interval(values: Sequence[float | None], factor: float, unit: str) -> str:
     return f" (95 % interval {factor * values[1]:.{digits}f} to {factor * values[2]:.{digits}f}{unit})"
 
 
-def drawn_figures(results: Sequence[Result], note: Callable[[str], None]) -> list[tuple[str, str]]:
-    """Return the figures of ``asdsim plot`` as (title, SVG), for the first replay of ASD."""
-    from ..plots.all import figures_of
+def drawn_figures(
+    results: Sequence[Result], qualities: Sequence[Quality], note: Callable[[str], None]
+) -> list[tuple[str, str]]:
+    """Return the figures of ``asdsim plot`` and those with intervals as (title, SVG), for the first replay of ASD."""
+    from ..plots.all import figures_of, figures_with_intervals
     from ..plots.style import inline_svg, name_subject
 
     titles = {
         "acceptance-length": "Accepted draft tokens per step", "acceptance-by-position": "Acceptance by position",
         "acceptance-heatmap": "Acceptance length over B and g", "regret": "Regret of mismatches",
+        "fronts": "Gain against risk, with intervals", "gain-by-budget": "Gain by budget, with intervals",
     }  # fmt: skip
-    asd = [result for result in results if result.grid.layout.rule == "asd" and result.grid.semantics != "lightllm"]
+    asd = [n for n, result in enumerate(results) if result.grid.layout.rule == "asd"]
     if not asd:
         return []
-    drawn = list(figures_of(asd[0], note))
-    for _, figure, _ in drawn:
-        name_subject(figure, asd[0].trace.subject)
-    return [(titles.get(name, name), inline_svg(figure, name, titles.get(name, name))) for name, figure, _ in drawn]
+    result = results[asd[0]]
+    drawn = [(name, figure) for name, figure, _ in figures_of(result, note)]
+    drawn += figures_with_intervals(qualities[asd[0]].frame())
+    for _, figure in drawn:
+        name_subject(figure, result.trace.subject)
+    return [(titles.get(name, name), inline_svg(figure, name, titles.get(name, name))) for name, figure in drawn]
 
 
 def render(content: Content, head: dict[str, Any], figures: Sequence[tuple[str, str]], start: int) -> str:
