@@ -143,10 +143,8 @@ def test_numbers_are_those_of_replay(name: str, pages: dict[str, Path], open_pag
         assert cell["regret_spent_mean"].split()[0] == f"{frame['regret_spent_mean'][0]:.3f}"
         for r in range(0, result.graph.num_requests, 5):
             page.evaluate("place => { location.hash = place }", place(text, result.graph.request_ids[r])[1:])
-            until(
-                page,
-                f"document.getElementById('walk-facts').textContent.includes({json.dumps(f'{result.graph.request_ids[r]} · {text} ·')})",
-            )
+            facts = json.dumps(f"{result.graph.request_ids[r]} · {text} ·")
+            until(page, f"document.getElementById('walk-facts').textContent.includes({facts})")
             walk = result.walk(0, r)
             assert page.locator("#strips .step").count() == len(walk.strips)
             assert page.locator("#strips .t.relaxed").count() == len(walk.relaxed)
