@@ -18,8 +18,9 @@ from .evaluate.outputs import Outputs, outputs_of
 from .files import plain
 from .oracle import walk as reference
 from .oracle.rules import ALLOWS
-from .records import FORBIDDEN_LOGIT, StepRecord
-from .rules.scoring import DEFAULT, Layout, uniform
+from .provenance import trace_source
+from .records import StepRecord
+from .rules.scoring import DEFAULT, Layout, regrets_of, uniform
 from .rules.settings import Grid, check_value, rule_grids
 from .trace.covered import covered_like
 from .trace.graph import Graph, build_graph
@@ -274,12 +275,8 @@ class Result:
 
     def provenance(self) -> dict[str, Any]:
         """Return what the rows were made from."""
-        from . import __version__
-
         return {
-            "asdsim": __version__,
-            "trace": str(self.trace.path),
-            "manifest_checksum": self.trace.manifest.checksum,
+            **trace_source(self.trace),
             "off_trace": self.off_trace,
             "rule": self.grid.layout.rule,
             "semantics": self.grid.semantics,
@@ -579,8 +576,7 @@ def reference_blocks(trace: Trace, layout: Layout = DEFAULT) -> Iterator[dict[tu
         for row, step in enumerate(trace.steps_of(request.request_id), start=first):
             prefix = tuple(prefix_tokens(trace, row))
             best = step.top_logits[:, 0].astype(np.float64)
-            regret = best[: step.num_draft_tokens] - step.draft_logits.astype(np.float64)
-            regret[step.draft_logits == FORBIDDEN_LOGIT] = np.inf
+            regret = regrets_of(best[: step.num_draft_tokens], step.draft_logits)
             block = reference.Block(
                 prefix, step.draft_ids.tolist(), step.argmax_ids.tolist(), regret.tolist(), captured=step.wave == 0
             )

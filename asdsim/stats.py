@@ -284,16 +284,3 @@ def ratio(numerator: npt.NDArray[Any], denominator: npt.NDArray[Any]) -> npt.NDA
     """Return numerator / denominator, NaN where the denominator is 0."""
     out = np.full(np.broadcast_shapes(np.shape(numerator), np.shape(denominator)), np.nan)
     return np.divide(numerator, denominator, out=out, where=np.asarray(denominator) > 0)
-
-
-def masked_quantile(values: npt.NDArray[np.float64], keep: npt.NDArray[np.bool_], q: float) -> npt.NDArray[np.float64]:
-    """Return a linear quantile over the last axis of the kept values, NaN where none is kept."""
-    count = keep.sum(axis=-1)
-    ordered = np.sort(np.where(keep, values, np.inf), axis=-1)
-    place = q * np.maximum(count - 1, 0)
-    low = np.floor(place).astype(np.int64)
-    high = np.ceil(place).astype(np.int64)
-    at_low = np.take_along_axis(ordered, low[..., None], axis=-1)[..., 0]
-    at_high = np.take_along_axis(ordered, high[..., None], axis=-1)[..., 0]
-    with np.errstate(invalid="ignore"):
-        return np.where(count > 0, at_low + (place - low) * (at_high - at_low), np.nan)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .. import __version__
 from ..errors import AsdsimError, unknown_name
 
 if TYPE_CHECKING:
@@ -60,8 +59,9 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"asdsim.cli.{name.replace('-', '_')}").command
-        return command
+        from .command import equipped
+
+        return equipped(import_module(f"asdsim.cli.{name.replace('-', '_')}").command)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the name of a command without importing any."""
@@ -83,8 +83,17 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from ..provenance import version
+
+        click.echo(f"asdsim, version {version()}")
+        ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="asdsim")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+              help="Show the version and exit.")  # fmt: skip
 def cli() -> None:
     """Replay speculative decoding under other acceptance rules.
 
@@ -122,5 +131,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> None:
-    click.echo(f"asdsim: error: {' '.join(message.split())}", err=True)
+    from ..files import shown
+
+    click.echo(f"asdsim: error: {shown(' '.join(message.split()))}", err=True)  # names may hold anything
     sys.exit(2)

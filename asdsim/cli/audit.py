@@ -71,56 +71,58 @@ def command(
         from ..trace.covered import covered_settings
 
         grid = covered_settings(source)
-    found = audit(
+    audited = audit(
         source, grid, scoring.decoder(source), policy=record, chosen=scoring.chosen, allow_code=scoring.allow_code,
         timeout=scoring.timeout, memory=scoring.memory << 20, cost=cost_of(cost, source), resamples=resamples,
         seed=seed,
     )  # fmt: skip
     if output is not None:
+        from ..provenance import trace_source
         from ..trace.writer import write_frame
 
-        write_frame(found.quality.frame(), output, {"asdsim": _provenance(source)})
-        note(f"wrote {counted(len(found.quality), 'setting')} to {output}")
+        write_frame(audited.quality.frame(), output, {"asdsim": trace_source(source)})
+        note(f"wrote {counted(len(audited.quality), 'setting')} to {output}")
     left_out = _unscored(source, scoring)
     requests = len(source.request_ids())
     if as_json:
         payload: dict[str, Any] = {
-            "trace": str(trace), "requests": requests, "scored_requests": found.scored,
-            "scored_outputs": found.outputs, "not_scored": left_out,
+            "trace": str(trace), "requests": requests, "scored_requests": audited.scored,
+            "scored_outputs": audited.outputs, "not_scored": left_out,
         }  # fmt: skip
         if grid.layout.rule == "asd":
             axes = {"B": grid.budget, "g": grid.gate, "M": grid.cap}
             names = [{name: str(axis[n]) for name, axis in axes.items()} for n in range(len(grid))]
         else:
             names = [setting_record(grid[[n]]) for n in range(len(grid))]
-        payload["rows"] = [{**names[n], **plain_row(found.quality, n)} for n in range(len(grid))]
+        payload["rows"] = [{**names[n], **plain_row(audited.quality, n)} for n in range(len(grid))]
         payload["by_task"] = {
-            task: [{**names[n], **plain_row(one, n)} for n in range(len(grid))] for task, one in found.by_task.items()
+            task: [{**names[n], **plain_row(quality, n)} for n in range(len(grid))]
+            for task, quality in audited.by_task.items()
         }
         print_json("audit", payload)
         return
-    shown_row = int(found.quality.exact.argmax())
-    row = found.quality.row(shown_row)
+    shown_row = int(audited.quality.exact.argmax())
+    row = audited.quality.row(shown_row)
     if sweep:
-        _print_front(found)
+        _print_front(audited)
         click.echo(f"strict matching: {_ends(row['requests'], row['ended_strict'])}")
     else:
         columns = {f"all, {counted(requests, 'request')}": row}
-        for task, one in found.by_task.items():
-            columns[f"{task}, {one.requests[0]}"] = one.row(0)
+        for task, quality in audited.by_task.items():
+            columns[f"{task}, {quality.requests[0]}"] = quality.row(0)
         click.echo(f"{setting_name(grid)} against strict matching: {_ends(row['requests'], row['ended'])} "
                    f"(strict: {row['ended_strict']} and {row['requests'] - row['ended_strict']})")  # fmt: skip
         print_columns(columns, FORMATS)
-        if found.scored:
+        if audited.scored:
             click.echo(
                 f"McNemar, exact: {row['answers_gained']} answers gained, {row['answers_lost']} lost, "
                 f"p = {row['mcnemar_p']:.3g}; largest ledger of a request {row['regret_spent_max']:.3f} logits"
             )
-    click.echo(f"{found.quality.about_scores(shown_row)}; {found.outputs} distinct outputs were scored")
+    click.echo(f"{audited.quality.about_scores(shown_row)}; {audited.outputs} distinct outputs were scored")
     for task, why in left_out.items():
         note(f"{task} is not scored: {why}")
-    note_baselines(found.quality)
-    if text := few(requests, found.scored):
+    note_baselines(audited.quality)
+    if text := few(requests, audited.scored):
         note(text)
 
 
@@ -128,35 +130,29 @@ def _ends(outputs: int, ended: int) -> str:
     return f"{ended} of {outputs} outputs end by themselves, {outputs - ended} at the token limit"
 
 
-def _provenance(trace: Any) -> dict[str, Any]:
-    from .. import __version__
-
-    return {"asdsim": __version__, "trace": str(trace.path), "manifest_checksum": trace.manifest.checksum}
-
-
 def _unscored(trace: Any, scoring: Scoring) -> dict[str, str]:
     from ..evaluate.scorers import OPEN, scorer_name
 
-    found = {}
+    reasons = {}
     for record in trace.request_records():
         if scorer_name(record, scoring.chosen, scoring.allow_code) is None:
             if record.task in OPEN:
-                found[record.task] = "its questions have no one right answer"
+                reasons[record.task] = "its questions have no one right answer"
             elif record.reference is None:
-                found[record.task] = "no reference answer"
+                reasons[record.task] = "no reference answer"
             else:
-                found[record.task] = "it means running programs; allow that with --allow-code-execution"
-    return found
+                reasons[record.task] = "it means running programs; allow that with --allow-code-execution"
+    return reasons
 
 
-def _print_front(found: Any) -> None:
-    speed = "speed_up" if "speed_up" in found.quality.figures else "mean_acceptance_length"
-    names = [name for name in ("speed_up_plain", speed) if name in found.quality.figures]
+def _print_front(audited: Any) -> None:
+    speed = "speed_up" if "speed_up" in audited.quality.figures else "mean_acceptance_length"
+    names = [name for name in ("speed_up_plain", speed) if name in audited.quality.figures]
     names += ["accuracy", "accuracy_change", "outputs_differ_share", "regret_per_token"]
-    exact = int(found.quality.exact.sum())
+    exact = int(audited.quality.exact.sum())
     click.echo(f"front of {exact} exact settings: faster, for no less accuracy")
     rows = []
-    for row in found.front().to_dicts():
+    for row in audited.front().to_dicts():
         cells = [shown(name, [row[name], row[f"{name}_low"], row[f"{name}_high"]]) for name in names]
         rows.append([*(f"{row[axis]:g}" for axis in "BgM"), *cells, f"{row['mcnemar_p']:.3g}"])
     print_rows(["B", "g", "M", *(FORMATS[name][0] for name in names), "McNemar p"], rows)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-import sys
+import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import UsageError, unknown_name
-from ..files import dump_json
+from ..errors import Problems, UsageError, unknown_name
+from ..files import dump_json, read_text, shown
+from .command import is_quiet, progress_bar, threads_option
+
+__all__ = [
+    "SCHEMA_VERSION", "TracePath", "check_table", "config_option", "counted", "grid_options", "json_option", "note",
+    "note_unfinished", "print_json", "progress_bar", "rule_options", "threads_option",
+]  # fmt: skip
 
 SCHEMA_VERSION = 1
 """Of what ``--json`` prints."""
@@ -36,6 +41,8 @@ class TracePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; refuse one that leads nowhere."""
         path = Path(str(super().convert(value, param, ctx)))
+        if path.name == "manifest.json" and path.is_file():
+            path = path.parent  # the trace that it belongs to
         if self.files and not path.exists():
             fix = "give a file or a trace directory"
             raise UsageError("cannot read it: no such file or directory", where=str(path), fix=fix)
@@ -46,23 +53,33 @@ class TracePath(click.Path):
         return path
 
 
+def _toml_fix(text: str, error: Exception) -> str:
+    """Return what to write where a number lacks a digit on one side of its point, which TOML wants and flags do not."""
+    place = re.search(r"line (\d+)", str(error))
+    lines = text.split("\n")
+    line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else lines[-1]
+    number = re.search(r"(?<![\w.\"'])([-+]?)(?:\.(\d+)|(\d+)\.)(?![\w.])", line.partition("#")[0])
+    return f"write {number[1]}{number[3] or 0}.{number[2] or 0}" if number else ""
+
+
 def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
     if value is None:
         return None
+    text = read_text(value)
     try:
-        table = tomllib.loads(value.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=str(value)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"not valid TOML: {error}", where=str(value)) from None
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(
+            f"not valid TOML: {str(error)[:200]}", where=shown(value), fix=_toml_fix(text, error)
+        ) from None
     from . import COMMANDS
 
     for key, item in table.items():
         if isinstance(item, dict) and key not in COMMANDS:
-            raise UsageError(f"{value}: {unknown_name('table', key, list(COMMANDS))}")
+            raise UsageError(str(unknown_name("table", shown(key), list(COMMANDS))), where=shown(value))
     section = table.get(ctx.info_name or "", {})
     if not isinstance(section, dict):
-        raise UsageError(f"{ctx.info_name!r} is not a table", where=str(value), fix=f"write [{ctx.info_name}]")
+        raise UsageError(f"{ctx.info_name!r} is not a table", where=shown(value), fix=f"write [{ctx.info_name}]")
     values = {**{key: item for key, item in table.items() if not isinstance(item, dict)}, **section}
     known = {
         option.lstrip("-").replace("-", "_"): parameter
@@ -74,9 +91,9 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
     for key, item in values.items():
         name = key.replace("-", "_")
         if name not in known:
-            raise UsageError(f"{value}: {unknown_name('key', key, list(known))}")
+            raise UsageError(str(unknown_name("key", shown(key), list(known))), where=shown(value))
         if isinstance(item, dict):
-            raise UsageError(f"key {key!r} is a table", where=str(value), fix=f"write {key} = VALUE")
+            raise UsageError(f"key {key!r} is a table", where=shown(value), fix=f"write {key} = VALUE")
         parameter = known[name]
         if getattr(parameter, "multiple", False):
             item = item if isinstance(item, list) else [item]
@@ -124,31 +141,6 @@ def grid_options(
     return add
 
 
-@contextmanager
-def together() -> Iterator[Callable[..., Any]]:
-    """Report errors of several options in one line: hands out a function that calls another and keeps its UsageError.
-
-    Raises
-    ------
-    UsageError
-        At the end, where any check failed.
-    """
-    errors: list[UsageError] = []
-
-    def check(function: Callable[..., Any], *values: Any, **options: Any) -> Any:
-        try:
-            return function(*values, **options)
-        except UsageError as error:
-            errors.append(error)
-            return None
-
-    yield check
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        raise UsageError("; ".join(map(str, errors)))
-
-
 def rule_options(
     required: bool = True, *, exact: bool = False, checks: Mapping[str, Callable[[Any], Any]] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -166,19 +158,20 @@ def rule_options(
             chosen = {name: given.pop(name) for name in RULE_FLAGS}
             varied = {name: chosen[name] for name in ("semantics", "regret", "value", "ledger")}
             varied["gate"] = not chosen["no_gate"]
-            with together() as check:
-                if exact:
-                    given["varied"] = varied
-                    given["upper"] = upper = check(_upper, chosen["B"], chosen["ledger"])
-                    if upper is not None and chosen["rule"] == "asd":
-                        chosen["B"] = "0"
-                axes = any(chosen[name] is not None for name in ("B", "g", "M"))
-                if exact and chosen["rule"] == "asd" and not axes and not chosen["param"]:
-                    grids = check(_vary, varied)
-                else:
-                    grids = check(grids_of, required, **chosen)
-                for name, test in (checks or {}).items():
-                    check(test, given[name])
+            problems = Problems()
+            if exact:
+                given["varied"] = varied
+                given["upper"] = upper = problems.check(_upper, chosen["B"], chosen["ledger"])
+                if upper is not None and chosen["rule"] == "asd":
+                    chosen["B"] = "0"
+            axes = any(chosen[name] is not None for name in ("B", "g", "M"))
+            if exact and chosen["rule"] == "asd" and not axes and not chosen["param"]:
+                grids = problems.check(_vary, varied)
+            else:
+                grids = problems.check(grids_of, required, **chosen)
+            for name, test in (checks or {}).items():
+                problems.check(test, given[name])
+            problems.end()
             return function(grids=grids, **given)
 
         return rule_flags(exact)(command)
@@ -282,19 +275,16 @@ def grids_of(
         return None
     axes: dict[str, Any] = {"B": B or "inf" if ledger == "none" else B, "g": g or "inf" if no_gate else g, "M": M}
     missing = [f"'--{name}'" for name, axis in axes.items() if axis is None]
-    with together() as check:
-        if missing:
-            text = f"Missing option{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
-            check(_refuse, text, fix="--B, --g and --M belong together")
-        for name, axis in axes.items():
-            if axis is not None:
-                check(axis_values, name, axis)
-        check(_vary, {"semantics": semantics, **varied})
+    problems = Problems()
+    if missing:
+        text = f"Missing option{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+        problems.errors.append(UsageError(text, fix="--B, --g and --M belong together"))
+    for name, axis in axes.items():
+        if axis is not None:
+            problems.check(axis_values, name, axis)
+    problems.check(_vary, {"semantics": semantics, **varied})
+    problems.end()
     return [Grid.product(**axes, semantics=semantics, gate=not no_gate, **varied)]
-
-
-def _refuse(what: str, *, fix: str) -> None:
-    raise UsageError(what, fix=fix)
 
 
 def check_threads(threads: int) -> None:
@@ -357,21 +347,18 @@ def counted(number: int, noun: str) -> str:
 
 
 def note(text: str) -> None:
-    """Print a remark for people on stderr."""
-    click.echo(text, err=True)
+    """Print a remark for people on stderr, unless ``--quiet``."""
+    if not is_quiet():
+        click.echo("\n".join(map(shown, text.split("\n"))), err=True)
 
 
 def note_unfinished(trace: Any) -> None:
     """Say so where a capture was not finished: figures then stand on the requests that are there."""
-    from ..trace.manifest import PLANNED
-
-    there, planned = len(trace.request_ids()), trace.manifest.notes.get(PLANNED, 0)
-    if planned > there:
-        note(f"{trace.path}: {there} of {planned} requests; the capture was not finished, --resume goes on")
+    note_planned(trace.path, trace.manifest)
 
 
-def progress_bar(total: int, what: str, unit: str) -> Any:
-    """Return a tqdm bar on stderr, silent where that is no terminal."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc=what, unit=unit, file=sys.stderr, disable=None, leave=False)
+def note_planned(path: Path, manifest: Any) -> None:
+    """Do what :func:`note_unfinished` does, before the trace is read."""
+    there = sum(shard.rows for shard in manifest.shards_of("requests"))
+    if manifest.planned > there:
+        note(f"{path}: {there} of {manifest.planned} requests; the capture was not finished, --resume goes on")

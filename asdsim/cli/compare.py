@@ -55,7 +55,7 @@ def command(
     from ..studies.compare import RISKS, compare
 
     rules = [name.strip() for name in names.split(",")] if names is not None else ["asd", *NAMES]
-    found = compare(
+    comparison = compare(
         api.load(trace), rules, risk=risk, level=level, draft_cost=draft_cost, off_trace=off_trace, device=device,
         threads=threads, seed=seed,
     )  # fmt: skip
@@ -66,49 +66,51 @@ def command(
 
         words = f"asdsim compare {trace}" + ("" if level is None else f" --risk {risk} --level {level:g}")
         record = plots.provenance(f"{words} -o {output}", source={"trace": str(trace)})
-        for path in plots.save(compared_rules(found.rows, f"Rules at {title}", off_trace), output / "compare", record,
-                               {"rows": found.rows}):  # fmt: skip
+        figure = compared_rules(comparison.rows, f"Rules at {title}", off_trace)
+        for path in plots.save(figure, output / "compare", record, {"rows": comparison.rows}):
             note(f"wrote {path}")
     if as_json:
         print_json("compare", {
-            "trace": str(trace), "risk": risk, "level": level, "off_trace": off_trace, "draft_cost": found.draft_cost,
-            "draft_cost_source": found.cost_source, "speedup_over": "the target alone",
-            "unpaired_requests": found.unpaired, "rows": found.rows, "skipped": found.skipped,
+            "trace": str(trace), "risk": risk, "level": level, "off_trace": off_trace,
+            "draft_cost": comparison.draft_cost, "draft_cost_source": comparison.cost_source,
+            "speedup_over": "the target alone",
+            "unpaired_requests": comparison.unpaired, "rows": comparison.rows, "skipped": comparison.skipped,
         })  # fmt: skip
         return
-    print_table(found, title)
+    print_table(comparison, title)
 
 
-def print_table(found: Comparison, title: str) -> None:
+def print_table(comparison: Comparison, title: str) -> None:
     """Print the rows, a verdict on ASD, and what the figures may be taken for."""
     from ..plots.rules import name_of
     from ..stats import few
 
-    click.echo(f"{title}; a draft token costs {found.draft_cost:.3g} verifications ({found.cost_source})")
+    click.echo(f"{title}; a draft token costs {comparison.draft_cost:.3g} verifications ({comparison.cost_source})")
     print_rows(
         ["rule", "speed-up over the target alone, predicted", "tokens/step", "accepted/step", "over strict, 95 % (%)",
          "regret max", "regret/token", "outputs differ (%)", "exact"],
-        [_cells(row, name_of(row), found.off_trace) for row in found.rows],
+        [_cells(row, name_of(row), comparison.off_trace) for row in comparison.rows],
     )  # fmt: skip
-    for text in verdict(found):
+    for text in verdict(comparison):
         click.echo(text)
-    for name, reason in found.skipped.items():
+    for name, reason in comparison.skipped.items():
         note(f"{name} left out: {reason}")
-    if found.unpaired:
-        note(f"{counted(found.unpaired, 'request')} left out: the strict walk is not captured, so there is nothing to "
-             "compare with; asdsim cover --B 0 --g 0 --M 0")  # fmt: skip
-    if any(row["rule"] == "truncate" for row in found.rows):
+    if comparison.unpaired:
+        left = counted(comparison.unpaired, "request")
+        note(f"{left} left out: the strict walk is not captured, so there is nothing to compare with; "
+             "asdsim cover --B 0 --g 0 --M 0")  # fmt: skip
+    if any(row["rule"] == "truncate" for row in comparison.rows):
         note("truncate has no published K: it is shown at the one with the highest predicted speed-up")
-    partly = [row for row in found.rows if not row["exact"]]
-    if partly and found.off_trace == "stop":
+    partly = [row for row in comparison.rows if not row["exact"]]
+    if partly and comparison.off_trace == "stop":
         note("~: these stand on the requests that never left the trace, no fair sample, and each on its own: "
              + ", ".join(f"{row['rule']} {row['requests']}" for row in partly))  # fmt: skip
     elif partly:
         note(f"~: estimates, since walks left the captured steps: {', '.join(row['rule'] for row in partly)}")
-    sampled = [row["rule"] for row in found.rows if row["sampled"]]
+    sampled = [row["rule"] for row in comparison.rows if row["sampled"]]
     if sampled:
         note(f"{', '.join(sampled)}: a greedy trace cannot tell what sampling under them would give; see asdsim rules")
-    if text := few(*(row["requests"] for row in found.rows if row["exact"])):
+    if text := few(*(row["requests"] for row in comparison.rows if row["exact"])):
         note(text)
 
 
@@ -131,37 +133,37 @@ def _cells(row: dict[str, Any], name: str, off_trace: str) -> list[str]:
     return [name, *cells, exact]
 
 
-def verdict(found: Comparison) -> list[str]:
+def verdict(comparison: Comparison) -> list[str]:
     """Say who has the longest acceptance length, and whether ASD is behind by more than chance.
 
     Where walks that leave the trace stop, rows that are not exact stand on different requests and are not ranked.
     """
-    known = [row for row in found.rows if row["mean_acceptance_length"] is not None]
+    known = [row for row in comparison.rows if row["mean_acceptance_length"] is not None]
     aside = []
-    if found.off_trace == "stop":
+    if comparison.off_trace == "stop":
         known = [row for row in known if row["exact"]]
-        if left := len(found.rows) - len(known):
-            aside = [f"{left} of {len(found.rows)} rows not ranked: not exact, on requests that are no fair sample; "
-                     "asdsim cover, or another --off-trace"]  # fmt: skip
-        elif found.level is not None:
+        if left := len(comparison.rows) - len(known):
+            aside = [f"{left} of {len(comparison.rows)} rows not ranked: not exact, on requests that are no fair "
+                     "sample; asdsim cover, or another --off-trace"]  # fmt: skip
+        elif comparison.level is not None:
             aside = ["only settings that are exact for all requests were candidates; asdsim cover adds others"]
     asd: Any = next((row for row in known if row["rule"] == "asd"), None)
     if asd is None or len(known) < 2:
         return aside
     best: Any = max(known, key=lambda row: (row["mean_acceptance_length"], row is asd))
-    what = "at this level" if found.level is not None else "at published settings, which differ in risk"
-    what = f"among exact rows {what}" if found.off_trace == "stop" else what
+    what = "at this level" if comparison.level is not None else "at published settings, which differ in risk"
+    what = f"among exact rows {what}" if comparison.off_trace == "stop" else what
     if best is asd:
-        return [f"asd has the longest acceptance length {what}", *aside, *_doubt(found, known)]
+        return [f"asd has the longest acceptance length {what}", *aside, *_doubt(comparison, known)]
     against = [best[key] for key in ("against_asd", "against_asd_low", "against_asd_high")]
     lines = [f"asd does not win {what}: {best['rule']} is {with_interval(against, '{:+.1f}', 100.0)} % longer"]
     ahead = [row["rule"] for row in known if row is not asd and (row["against_asd_low"] or 0.0) > 0.0]
     lines.append(f"ahead of asd by their own 95 % interval, among exact rows: {', '.join(ahead) or 'none'}")
-    return [*lines, *aside, *_doubt(found, [best, asd])]
+    return [*lines, *aside, *_doubt(comparison, [best, asd])]
 
 
-def _doubt(found: Comparison, rows: list[dict[str, Any]]) -> list[str]:
+def _doubt(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
     """Say what a verdict stands on where it is not exact."""
-    if found.off_trace == "stop" or all(row["exact"] for row in rows):
+    if comparison.off_trace == "stop" or all(row["exact"] for row in rows):
         return []
     return ["by estimate: cover the trace for these settings before believing it"]

@@ -36,8 +36,6 @@ def command(
     Hides the steps that cover added, estimates every setting from the captured path alone, and compares with the exact
     walk. Settings that act as strict matching everywhere are left out.
     """
-    if seed < 0:
-        raise UsageError(f"--seed {seed} is negative")
     given = [axis is not None for axis in (B, g, M)]
     if any(given) and not all(given):
         raise UsageError("--B, --g and --M belong together", fix="give all three, or none for the covered grids")
@@ -50,15 +48,15 @@ def command(
     from ..trace.covered import covered_settings
 
     source = api.load(trace)
-    found = measure(source, grid or covered_settings(source), seed=seed)
+    measured = measure(source, grid or covered_settings(source), seed=seed)
     if as_json:
         print_json("fidelity", {
-            "trace": str(trace), "requests": found.requests, "summary": found.summary.to_dicts(),
-            "rows": found.settings.to_dicts(),
+            "trace": str(trace), "requests": measured.requests, "summary": measured.summary.to_dicts(),
+            "rows": measured.settings.to_dicts(),
         })  # fmt: skip
     else:
-        settings = counted(found.summary["settings"][0], "setting")
-        click.echo(f"{counted(found.requests, 'request')}, {settings} with a relaxed token")
+        settings = counted(measured.summary["settings"][0], "setting")
+        click.echo(f"{counted(measured.requests, 'request')}, {settings} with a relaxed token")
         print_rows(
             ["estimate", "figure", "mean error (%)", "worst setting (%)", "bias (%)"],
             [
@@ -68,15 +66,15 @@ def command(
                       for kind in ("mean", "worst")),
                     f"{100 * row['bias']:+.1f}",
                 ]
-                for row in found.summary.to_dicts()
+                for row in measured.summary.to_dicts()
             ],
         )  # fmt: skip
-        if text := few(found.requests):
+        if text := few(measured.requests):
             note(text)
     if output is not None:
         from ..plots import draw as plots
         from ..plots import exact as plots_exact
 
         record = plots.provenance(f"asdsim fidelity {trace} -o {output}", source={"trace": str(trace)})
-        for path in plots.save(plots_exact.fidelity_errors(found.settings), output / "fidelity", record):
+        for path in plots.save(plots_exact.fidelity_errors(measured.settings), output / "fidelity", record):
             note(f"wrote {path}")

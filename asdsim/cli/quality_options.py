@@ -43,10 +43,16 @@ FORMATS = {
 """How a figure is called and written."""
 
 
+def _whole_number(_context: click.Context, parameter: click.Parameter, value: int) -> int:
+    if value < 0:
+        raise UsageError(f"--{parameter.name} {value} is negative")
+    return value
+
+
 def seed_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--seed`` of a bootstrap."""
     return click.option(
-        "--seed", default=0, show_default=True, metavar="N",
+        "--seed", default=0, show_default=True, metavar="N", callback=_whole_number,
         help="Fixes which requests each bootstrap resample draws, and the parts of --split where there is one: the "
         "same seed gives the same intervals.",
     )(function)  # fmt: skip

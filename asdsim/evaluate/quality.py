@@ -106,12 +106,11 @@ class Quality:
 
     def take(self, settings: Sequence[int] | npt.NDArray[np.int64]) -> Quality:
         """Return some settings, in the order given."""
-        at = np.asarray(settings, np.int64)
-        arrays: dict[str, Any] = {
-            name: getattr(self, name)[at] for name in PER_SETTING if getattr(self, name) is not None
-        }
-        figures = {name: interval.take(at) for name, interval in self.figures.items()}
-        return replace(self, grid=self.grid[at], figures=figures, **arrays)
+        rows = np.asarray(settings, np.int64)
+        known = [name for name in PER_SETTING if getattr(self, name) is not None]
+        arrays: dict[str, Any] = {name: getattr(self, name)[rows] for name in known}
+        figures = {name: interval.take(rows) for name, interval in self.figures.items()}
+        return replace(self, grid=self.grid[rows], figures=figures, **arrays)
 
     @classmethod
     def concat(cls, grid: Grid, parts: Sequence[Quality]) -> Quality:
