@@ -51,6 +51,8 @@ COMPARE = "tests/unit/test_compare.py"
 SCORERS = "tests/unit/test_scorers.py"
 FIDELITY = "tests/unit/test_fidelity.py"
 CLI = "tests/cli/test_quality.py"
+RESULTS = "tests/unit/test_results.py tests/unit/test_outputs.py tests/unit/test_likelihood.py"
+REPLAY = "tests/cli/test_commands.py tests/cli/test_rules.py"
 
 MUTANTS = [
     *changes("asdsim/stats.py", STATS, [
@@ -200,6 +202,49 @@ MUTANTS = [
     *changes("asdsim/evaluate/scorers/__init__.py", SCORERS, [
         ('if record.reference is None and not (name and ":" in name):', "if record.reference is None:"),
         ('task, equals, name = item.partition("=")', 'task, equals, name = item.rpartition("=")'),
+    ]),
+    *changes("asdsim/walk/sweep.py", RESULTS, [
+        ("add_up(without, None).kept - (~known).sum()", "add_up(without, None).kept"),
+        ("np.where(sums.kept == requests, gain, np.nan)", "gain"),
+        ("np.where(matched, ratio(sums.base[2], sums.base[0]), np.nan)", "ratio(sums.base[2], sums.base[0])"),
+        ("np.where(matched, ratio(sums.base[1], sums.base[0]), np.nan)", "ratio(sums.base[1], sums.base[0])"),
+        ('"exact": exact_share == 1.0', '"exact": exact_share > 0.5'),
+        ("(_counting(walks, off_trace) & strict.exact[0])", "_counting(walks, off_trace)"),
+    ]),
+    *changes("asdsim/walk/estimate.py", RESULTS, [
+        ("counts = np.where(exact[..., None], np.tile(true.counts, (1, draws, 1)), walks.counts)",
+         "counts = walks.counts.copy()"),
+        ("walks.histogram + draws * _beyond(graph, grid, true)", "walks.histogram"),
+        ("counts[..., LEFT] = np.tile(true.counts[..., LEFT], (1, draws))", "pass"),
+        ("np.where(exact, true.spent, spent / draws)", "spent / draws"),
+    ]),
+    *changes("asdsim/evaluate/outputs.py", RESULTS, [
+        ("np.where(exact, ratio(count, total), np.nan)", "ratio(count, total)"),
+        ("known = (self.which != UNKNOWN) & (self.strict == 0)[None, :]", "known = self.which != UNKNOWN"),
+        ("np.isfinite(draft_logit) & (draft_logit != FORBIDDEN_LOGIT)", "np.isfinite(draft_logit)"),
+        ("(of_draft[end] - of_draft[row]) + best_row[end]", "(of_draft[end] - of_draft[row])"),
+        ("extra = np.where(corrected, best_row[last], 0.0)", "extra = best_row[last]"),
+    ]),
+    *changes("asdsim/trace/tokens.py", RESULTS, [
+        ("return -1 if len(tokens) == len(other) else min(len(tokens), len(other))", "return -1"),
+    ]),
+    *changes("asdsim/result.py", RESULTS, [
+        ("if not 0 <= number < size:", "if not 0 <= number <= size:"),
+        ('(grid, "pooled") if covered is None', '(grid, "stop") if covered is None'),
+        ("off_trace=off_trace or mode, **how", "off_trace=mode, **how"),
+        ("walk_on(DEFAULT, grid.strict) if grid.layout.width else None", "None"),
+        ('if frame["exact"].any() or not OFF_TRACE[self.off_trace].estimate:', 'if frame["exact"].any():'),
+    ]),
+    *changes("asdsim/evaluate/figures.py", RESULTS, [('if semantics == "lightllm"', 'if semantics == "core"')]),
+    *changes("asdsim/cli/replay.py", REPLAY, [
+        ('return text if text == "-" or row["exact"] else INEXACT + text', "return text"),
+        ("name: row[name] if row[name][1] is not None else None", "name: row[name]"),
+        ('best = ["exact", "mean_acceptance_length"]', 'best = ["mean_acceptance_length"]'),
+        (' if row["exact"] and row["paired_requests"] == row["requests"]]', "]"),
+    ]),
+    *changes("asdsim/cli/common.py", REPLAY, [
+        ('raise UsageError("; ".join(map(str, errors)))', "raise errors[0]"),
+        ("if flag != usual[name]:", "if False:"),
     ]),
 ]  # fmt: skip
 
