@@ -161,20 +161,19 @@ MUTANTS = [
         ("        check_same_models(dict(policy), identity(trace), str(trace.path))", "        pass"),
     ]),
     *changes("asdsim/studies/fidelity.py", FIDELITY, [
-        ('point[name][figure][0] / point["exact"][figure][0] - 1.0',
-         'point["exact"][figure][0] / point[name][figure][0] - 1.0'),
+        ("error = guess / true - 1.0", "error = true / guess - 1.0"),
         ("if step.wave == 0]", "]"),
     ]),
     *changes("asdsim/live/timing.py", CLI, [
-        ("if abs(found.drift) > max_drift:", "if found.drift > max_drift + 1:"),
+        ("if abs(timing.drift) > max_drift:", "if timing.drift > max_drift + 1:"),
         ("if (made != made[0]).any():", "if (made != made).any():"),
         ("rates[1] / (0.5 * (rates[0] + rates[2]))", "rates[1] / rates[0]"),
         ("if replayed.exact[0] else None", "if True else None"),
     ]),
     *changes("asdsim/cli/timing.py", CLI, [
-        ('print_json("timing", payload)\n        return 1 if found.problems else 0',
+        ('print_json("timing", payload)\n        return 1 if timed.problems else 0',
          'print_json("timing", payload)\n        return 0'),
-        ("        note(text)\n    return 1 if found.problems else 0", "        note(text)\n    return 0"),
+        ("        note(text)\n    return 1 if timed.problems else 0", "        note(text)\n    return 0"),
     ]),
     *changes("asdsim/cli/calibrate.py", CLI, [
         ("    if force:\n        return\n", ""),
@@ -204,12 +203,14 @@ MUTANTS = [
         ('task, equals, name = item.partition("=")', 'task, equals, name = item.rpartition("=")'),
     ]),
     *changes("asdsim/walk/sweep.py", RESULTS, [
-        ("add_up(without, None).kept - (~known).sum()", "add_up(without, None).kept"),
         ("np.where(sums.kept == requests, gain, np.nan)", "gain"),
         ("np.where(matched, ratio(sums.base[2], sums.base[0]), np.nan)", "ratio(sums.base[2], sums.base[0])"),
         ("np.where(matched, ratio(sums.base[1], sums.base[0]), np.nan)", "ratio(sums.base[1], sums.base[0])"),
         ('"exact": exact_share == 1.0', '"exact": exact_share > 0.5'),
-        ("(_counting(walks, off_trace) & strict.exact[0])", "_counting(walks, off_trace)"),
+        ("paired = (keep & strict.exact[0]).astype(np.int64)", "paired = keep.astype(np.int64)"),
+    ]),
+    *changes("asdsim/walk/sums.py", RESULTS, [
+        ("out.paired[setting] += row[PAIRED]", "out.paired[setting] += row[KEPT]"),
     ]),
     *changes("asdsim/walk/estimate.py", RESULTS, [
         ("counts = np.where(exact[..., None], np.tile(true.counts, (1, draws, 1)), walks.counts)",
@@ -242,8 +243,10 @@ MUTANTS = [
         ('best = ["exact", "mean_acceptance_length"]', 'best = ["mean_acceptance_length"]'),
         (' if row["exact"] and row["paired_requests"] == row["requests"]]', "]"),
     ]),
+    *changes("asdsim/errors.py", REPLAY, [
+        ('raise UsageError("; ".join(dict.fromkeys(map(str, self.errors))))', "raise self.errors[0]"),
+    ]),
     *changes("asdsim/cli/common.py", REPLAY, [
-        ('raise UsageError("; ".join(map(str, errors)))', "raise errors[0]"),
         ("if flag != usual[name]:", "if False:"),
     ]),
 ]  # fmt: skip
