@@ -7,7 +7,7 @@ baseline and figure sees the same draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ import numpy.typing as npt
 from .errors import UsageError
 
 Floats = npt.NDArray[np.float64]
-Sums = Mapping[str, Floats]
-Statistic = Callable[[Sums], Floats]
+Totals = Mapping[str, Floats]
+"""Sums over requests, by column."""
+Statistic = Callable[[Totals], Floats]
 
 LEVEL = 0.95
 RESAMPLES = 2000
@@ -42,6 +43,22 @@ class Intervals:
     value: Floats
     low: Floats
     high: Floats
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Intervals:
+        """Return some of them, in the order given."""
+        return Intervals(self.value[rows], self.low[rows], self.high[rows])
+
+    def only(self, sure: npt.NDArray[np.bool_]) -> Intervals:
+        """Return the same values, with an interval only where ``sure`` (n,) is true."""
+        return Intervals(self.value, np.where(sure, self.low, np.nan), np.where(sure, self.high, np.nan))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Intervals]) -> Intervals:
+        """Return the parts one after another."""
+        value, low, high = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("value", "low", "high")
+        )
+        return cls(value, low, high)
 
 
 def resample_weights(requests: int, resamples: int = RESAMPLES, seed: int = 0) -> Floats:

@@ -11,11 +11,9 @@ from __future__ import annotations
 import io
 import math
 import os
-import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +27,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from .. import __version__
 from ..errors import AsdsimError, UsageError
 from ..files import dump_json, write_atomically
+from ..provenance import provenance as made_with
 
 if TYPE_CHECKING:
     import polars as pl
@@ -606,14 +604,7 @@ def match_share(
 
 def provenance(command: str, *, source: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what a figure came from: command, software versions, and the caller's words on the source."""
-    versions = {"python": platform.python_version(), "asdsim": __version__}
-    versions.update({name: metadata.version(name) for name in ("matplotlib", "numpy", "polars")})
-    return {
-        "schema_version": PROVENANCE_VERSION,
-        "command": command,
-        "software": versions,
-        "source": dict(source or {}),
-    }
+    return {"schema_version": PROVENANCE_VERSION, **made_with(command, source, "matplotlib", "numpy", "polars")}
 
 
 def save(

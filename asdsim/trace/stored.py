@@ -150,13 +150,17 @@ class Trace:
             values = rows(name, 1)
             return None if len(values) and np.isnan(values).all() else values
 
-        ints = {
-            name: int(self.column("steps", name)[row])
-            for name in ("step_id", "parent_step_id", "parent_accepted", "start_pos", "wave")
-        }
-        floats = {name: float(self.column("steps", name)[row]) for name in ("draft_us", "verify_us", "select_us")}
-        found = {name: values for name in DIVERGENCES if (values := optional(name)) is not None}
+        def whole(name: str) -> int:
+            return int(self.column("steps", name)[row])
+
+        def microseconds(name: str) -> float:
+            return float(self.column("steps", name)[row])
+
         return StepRecord(
+            step_id=whole("step_id"),
+            parent_step_id=whole("parent_step_id"),
+            parent_accepted=whole("parent_accepted"),
+            start_pos=whole("start_pos"),
             draft_ids=rows("draft_id", 1),
             argmax_ids=rows("argmax_id"),
             draft_logits=rows("draft_logit", 1),
@@ -166,9 +170,11 @@ class Trace:
             logsumexp=rows("logsumexp"),
             entropy=rows("entropy"),
             draft_logprobs=optional("draft_logprob"),
-            divergences=found,
-            **ints,  # type: ignore[arg-type]
-            **floats,  # type: ignore[arg-type]
+            divergences={name: values for name in DIVERGENCES if (values := optional(name)) is not None},
+            draft_us=microseconds("draft_us"),
+            verify_us=microseconds("verify_us"),
+            select_us=microseconds("select_us"),
+            wave=whole("wave"),
         )
 
 

@@ -126,7 +126,13 @@ Progress = Callable[[int], None]
 
 
 def sweep(
-    walk: Walker, grid: Grid, num_requests: int, *, off_trace: str, progress: Progress | None = None
+    walk: Walker,
+    grid: Grid,
+    num_requests: int,
+    *,
+    off_trace: str,
+    strict: Walks | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
     """Walk a grid pair by pair, in chunks, and return one figure per setting.
 
@@ -140,6 +146,8 @@ def sweep(
         R.
     off_trace : str
         Under ``stop`` only exact requests count.
+    strict : Walks, optional
+        The baseline, one setting; by default strict matching by ``walk``.
     progress : callable, optional
         Called with the number of settings done in each chunk.
 
@@ -148,7 +156,7 @@ def sweep(
     dict of ndarray (n,)
         The figures of :data:`asdsim.evaluate.figures.COLUMNS`; ``acceptance_histogram`` is (n, largest K + 1).
     """
-    strict = walk(grid.strict)
+    strict = walk(grid.strict) if strict is None else strict
     size = settings_at_once(num_requests)
     chunks: list[dict[str, npt.NDArray[Any]]] = []
     for first in range(0, len(grid), size):
@@ -167,6 +175,7 @@ def sweep_graph(
     device: str = "auto",
     threads: int = 0,
     by: str = "auto",
+    strict: Walks | None = None,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
@@ -180,6 +189,8 @@ def sweep_graph(
         As for :func:`walk_grid`.
     by : {"auto", "pairs", "recorded", "boxes"}
         On a CPU: pair by pair, or, for a product of B, g and M, as :mod:`asdsim.walk.product` does.
+    strict : Walks, optional
+        The baseline, one setting in the same mode; by default strict matching on this graph.
     progress : callable, optional
         Called with the number of settings done.
     note : callable, optional
@@ -205,16 +216,16 @@ def sweep_graph(
         by = "pairs"
     axes = axes_of(grid) if by != "pairs" and graph.num_steps and len(grid) else None
     if axes is None and chosen != "cuda":
-        return sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
-    strict = walk(grid.strict)
+        return sweep(walk, grid, graph.num_requests, off_trace=off_trace, strict=strict, progress=progress)
+    base = walk(grid.strict) if strict is None else strict
 
     if axes is None or chosen == "cuda":
         from .device import sum_on_device
 
-        sums = sum_on_device(graph, grid, mode, strict.counts[0], progress)
+        sums = sum_on_device(graph, grid, mode, base.counts[0], progress)
     else:
         sums = sum_product(
-            graph, grid, axes, mode, strict.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
+            graph, grid, axes, mode, base.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
             progress=progress, note=note,
         )  # fmt: skip
     return figures_of(sums, graph.num_requests)
