@@ -94,6 +94,19 @@ def tie_in_falling_ids(table: pa.Table) -> pa.Table:
     return set_cell("top2_id", row, third)(set_cell("top3_id", row, second)(table))
 
 
+def parent_in_the_next_request(table: pa.Table) -> pa.Table:
+    """Let a step of the second request name a parent just beyond the steps of that request."""
+    ids = table["request_id"].to_pylist()
+    last = max(row for row, name in enumerate(ids) if name == "toy/1" and table["wave"][row].as_py() == 0)
+    return set_cell("parent_step_id", last, ids.count("toy/1"))(table)
+
+
+def added_step_on_the_path(table: pa.Table) -> pa.Table:
+    """Call a step that cover added one of the captured path."""
+    row = rows_where(table, lambda r: r["wave"] > 0 and r["parent_step_id"] != r["step_id"] - 1)
+    return set_cell("wave", row, 0)(table)
+
+
 def all_forbidden(table: pa.Table) -> pa.Table:
     for rank in range(1, 9):
         table = set_cell(f"top{rank}_logit", 4, FORBIDDEN)(set_cell(f"top{rank}_id", 4, rank)(table))
@@ -200,6 +213,8 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("start beyond the limit", "steps", set_cell("start_pos", 2, 500), "not below the token limit"),
     ("wave", "steps", set_cell("wave", 1, -1), "wave -1"),
     ("a root added by cover", "steps", set_cell("wave", 0, 1), "step 0 is of wave 1"),
+    ("a parent of the next request", "steps", parent_in_the_next_request, "is not in the trace: an edge leads nowhere"),
+    ("an added step on the path", "steps", added_step_on_the_path, "of the captured path does not follow step"),
     ("negative start", "steps", set_cell("start_pos", 2, -1), "start_pos -1 is not below"),
     ("negative parent", "steps", set_cell("parent_step_id", 2, -7), "step -7, is not in the trace"),
     ("infinite time", "steps", set_cell("select_us", 2, INF), "select_us inf is not a time"),
