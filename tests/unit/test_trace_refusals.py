@@ -87,6 +87,11 @@ def far_above_the_last(table: pa.Table) -> pa.Table:
     return set_cell("draft_logit", row, table["top8_logit"][row].as_py() + 0.25)(table)
 
 
+def rank_of_the_vocabulary(table: pa.Table) -> pa.Table:
+    row = rows_where(table, lambda r: r["rank"] is not None and r["rank"] >= 8)
+    return set_cell("rank", row, 40)(table)
+
+
 def tie_in_falling_ids(table: pa.Table) -> pa.Table:
     """Swap the ids of two ranks of one logit."""
     row = rows_where(table, lambda r: r["top2_logit"] == r["top3_logit"])
@@ -152,7 +157,7 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("a listed draft of a far rank", "positions", listed_though_far, "rank .* does not fit draft token"),
     ("a far draft above the last logit", "positions", far_above_the_last, "rank .* does not fit draft token"),
     ("no finite logit", "positions", all_forbidden, "no token of the row has a finite logit"),
-    ("rank beyond the vocabulary", "positions", set_cell("rank", 0, 40), "rank 40 is not in 0 .. 39|is missing"),
+    ("rank beyond the vocabulary", "positions", rank_of_the_vocabulary, "rank 40 is not in 0 .. 39"),
     ("id at the end of the vocabulary", "positions", set_cell("top8_id", 3, 40), "outside the vocabulary of 40"),
     ("logsumexp far too high", "positions", raised("logsumexp", 0, 90.0), "logsumexp .* does not fit the largest"),
     ("logsumexp too high", "positions", raised("logsumexp", 0, 4.0), "logsumexp .* does not fit the largest"),
