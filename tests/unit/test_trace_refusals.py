@@ -214,6 +214,7 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
         "no rule can go on from step 1 with 9",
     ),
     ("start", "steps", set_cell("start_pos", 2, 1), "start_pos 1 is not where step 1 leads"),
+    ("start too late", "steps", raised("start_pos", 2, 1), "is not where step 1 leads"),
     ("start of the root", "steps", set_cell("start_pos", 0, 1), "not at the prompt"),
     ("start beyond the limit", "steps", set_cell("start_pos", 2, 500), "not below the token limit"),
     ("wave", "steps", set_cell("wave", 1, -1), "wave -1"),
