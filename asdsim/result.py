@@ -19,8 +19,8 @@ from .files import plain
 from .oracle import walk as reference
 from .oracle.rules import ALLOWS
 from .provenance import trace_source
-from .records import FORBIDDEN_LOGIT, StepRecord
-from .rules.scoring import DEFAULT, Layout, uniform
+from .records import StepRecord
+from .rules.scoring import DEFAULT, Layout, regrets_of, uniform
 from .rules.settings import Grid, check_value, rule_grids
 from .trace.covered import covered_like
 from .trace.graph import Graph, build_graph
@@ -576,8 +576,7 @@ def reference_blocks(trace: Trace, layout: Layout = DEFAULT) -> Iterator[dict[tu
         for row, step in enumerate(trace.steps_of(request.request_id), start=first):
             prefix = tuple(prefix_tokens(trace, row))
             best = step.top_logits[:, 0].astype(np.float64)
-            regret = best[: step.num_draft_tokens] - step.draft_logits.astype(np.float64)
-            regret[step.draft_logits == FORBIDDEN_LOGIT] = np.inf
+            regret = regrets_of(best[: step.num_draft_tokens], step.draft_logits)
             block = reference.Block(
                 prefix, step.draft_ids.tolist(), step.argmax_ids.tolist(), regret.tolist(), captured=step.wave == 0
             )

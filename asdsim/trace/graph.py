@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TraceError
-from ..records import FORBIDDEN_LOGIT, RequestRecord
-from ..rules.scoring import DEFAULT, Layout, Rows, is_mismatch, lay_out, run_lengths
+from ..records import RequestRecord
+from ..rules.scoring import DEFAULT, Layout, Rows, is_mismatch, lay_out, regrets_of, run_lengths
 from .tokens import parent_rows, prefix_tokens
 
 if TYPE_CHECKING:
@@ -242,8 +242,7 @@ def _blocks(trace: StepTables, requests: list[RequestRecord], layout: Layout) ->
     drafted = trace.column("steps", "num_draft_tokens").astype(np.int32)
     draft_logit = trace.column("positions", "draft_logit")
     top = trace.column("positions", "top_logits")[:, :2].astype(np.float64)
-    regret = top[:, 0] - draft_logit.astype(np.float64)
-    regret[draft_logit == FORBIDDEN_LOGIT] = np.inf
+    regret = regrets_of(top[:, 0], draft_logit)
     step = np.repeat(np.arange(len(drafted)), drafted + 1)
     request = np.ascontiguousarray(trace.step_request, np.int32)
     return _Blocks(

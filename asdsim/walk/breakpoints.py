@@ -14,7 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -178,51 +180,60 @@ def breakpoints_of(
     """
     if note and compiled and not is_cached(sys.modules[__name__], reading):
         note(COMPILING)
-    walk = kernel(reading) if compiled else python_kernel(reading)
-    arrays, requests = graph.arrays, graph.num_requests
-    workers = max(1, min(threads or len(os.sched_getaffinity(0)), requests))
-    end = time.monotonic() + seconds
-    found: list[Float64] = []
-    stopped = False
+    walk = partial(kernel(reading) if compiled else python_kernel(reading), graph.arrays)
+    requests = range(graph.num_requests)
+    workers = max(1, min(threads or len(os.sched_getaffinity(0)), len(requests)))
+    search = _Search(walk, mode, upper, most, seconds, time.monotonic() + seconds)
+    of_pairs: list[Float64] = []
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for gate, cap in pairs:
+                left = most - sum(map(len, of_pairs))
+                every = np.zeros(0)
+                # Floats, so that one compiled form serves all
+                for points in pool.map(search, requests, repeat(float(gate)), repeat(float(cap)), repeat(left)):
+                    every = np.union1d(every, points)
+                    if len(every) > left:
+                        raise _too_many(f"there are more than {most:,} breakpoints in B", gate, cap, float(every[left]))
+                of_pairs.append(every)
+                if progress:
+                    progress(1)
+        except UsageError:
+            search.stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return of_pairs
 
-    def one(request: int, gate: float, cap: float, left: int) -> Float64:
-        parts: list[Float64] = []
+
+@dataclass
+class _Search:
+    """What the searches of all requests share: the kernel, its bounds, and whether one of them gave up."""
+
+    walk: Callable[..., int]
+    mode: int
+    upper: float
+    most: int
+    seconds: float
+    end: float
+    stopped: bool = False
+
+    def __call__(self, request: int, gate: float, cap: float, left: int) -> Float64:
+        """Return the breakpoints of one request, ``left`` at most, in chunks between which the clock is looked at."""
+        chunks = [np.zeros(0)]
         budget, number = 0.0, 0
-        while not stopped:
+        while not self.stopped:
             out = np.empty(CHUNK)
-            wrote = int(walk(arrays, request, budget, upper, gate, cap, mode, out))
-            parts.append(out[:wrote])
+            wrote = int(self.walk(request, budget, self.upper, gate, cap, self.mode, out))
+            chunks.append(out[:wrote])
             number += wrote
             if wrote < CHUNK:
                 break
             budget = float(out[-1])
-            if number > left or time.monotonic() > end:
-                what = (
-                    f"there are more than {most:,} breakpoints in B"
-                    if number > left
-                    else f"the breakpoints in B were not found within {seconds:g} s"
-                )
-                raise _too_many(what, gate, cap, budget)
-        return np.concatenate(parts) if parts else np.zeros(0)
-
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for gate, cap in pairs:
-                left = most - sum(map(len, found))
-                every = np.zeros(0)
-                # Floats, so that one compiled form serves all
-                for points in pool.map(partial(one, gate=float(gate), cap=float(cap), left=left), range(requests)):
-                    every = np.union1d(every, points)
-                    if len(every) > left:
-                        raise _too_many(f"there are more than {most:,} breakpoints in B", gate, cap, float(every[left]))
-                found.append(every)
-                if progress:
-                    progress(1)
-        except UsageError:
-            stopped = True
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return found
+            if number > left:
+                raise _too_many(f"there are more than {self.most:,} breakpoints in B", gate, cap, budget)
+            if time.monotonic() > self.end:
+                raise _too_many(f"the breakpoints in B were not found within {self.seconds:g} s", gate, cap, budget)
+        return np.concatenate(chunks)
 
 
 def _too_many(what: str, gate: float, cap: float, reached: float) -> UsageError:
