@@ -279,11 +279,14 @@ def passes(tree: Path, tests: str) -> bool:
         **os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
         "NUMBA_CACHE_DIR": str(tree / ".cache/numba"),
     }  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests.split()]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", *tests.split()]
     try:
         done = subprocess.run(command, cwd=tree, env=env, capture_output=True, timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired:
         return False
+    if done.returncode > 2:  # 1 is a failure, 2 an error on import; the others are faults of the call
+        said = (done.stdout + done.stderr).decode(errors="replace")[-1000:]
+        sys.exit(f"pytest ends with status {done.returncode}: {said}")
     return done.returncode == 0
 
 

@@ -176,7 +176,7 @@ def test_every_form_gives_the_same_rows(tmp_path, monkeypatch, content, places, 
         (b'{"a": 1}\n{"b": "\xff"}', "line 2: not text in UTF-8"),
         (b'{"a": 1}\n\n\xc3', "line 3: not text in UTF-8"),
         ('{"a": 1}'.encode("utf-16"), "text in UTF-16"),
-        (gzip.compress(b'{"a": 1}')[:-9], "damaged or cut gzip file"),
+        (gzip.compress(b'{"a": 1}', mtime=0)[:-9], "damaged or cut gzip file"),
         (b"\x1f\x8b\x00\x00", "cannot read it|damaged"),
     ],
 )

@@ -95,6 +95,9 @@ def test_wilson_share() -> None:
     assert np.allclose(out.low, [0.0, 0.2553, 0.7225], atol=1e-4)  # 81 of 263: Newcombe 1998, table I
     assert np.allclose(out.high, [0.2775, 0.3662, 1.0], atol=1e-4)
     assert np.isnan(stats.share_interval(0, 0).low[0])
+    few = stats.share_interval([1, 9, 0], [10, 10, 10])  # (z^2 + 2k - z sqrt(z^2 + 4k(1 - k/n))) / 2(n + z^2)
+    assert np.allclose(few.low, [0.0179, 0.5958, 0.0], atol=1e-4)
+    assert np.allclose(few.high, [0.4042, 0.9821, 0.2775], atol=1e-4)
 
 
 def test_newcombe_paired_difference() -> None:
@@ -158,3 +161,11 @@ def test_a_ratio_over_many_requests_has_the_same_interval_in_little_memory(monke
     assert by_weights is not None and one_by_one is not None
     width = by_weights[1] - by_weights[0]
     assert np.allclose(one_by_one, by_weights, atol=0.06 * width)  # two draws of 2000 resamples
+
+
+def test_resamples_equal_to_the_value_count_half_on_either_side() -> None:
+    """Six right of twelve requests: a quarter of all resamples equal the value, and the interval is symmetric."""
+    columns = {"tokens": np.repeat([0.0, 1.0], 6), "steps": np.ones(12)}
+    for expand in (False, True):
+        out = stats.Resampled(columns, stats.resample_weights(12, 20_000)).interval(ratio, expand=expand)
+        assert out.low[0] + out.high[0] == pytest.approx(1.0, abs=0.01) and out.low[0] <= 0.25
