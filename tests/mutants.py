@@ -126,6 +126,8 @@ MUTANTS = [
     *changes("asdsim/studies/frozen.py", CALIBRATE, [
         ('if key in ("name", "revision") and same_weights:', 'if key == "name":'),
         ('if one["num_draft_tokens"] != other["num_draft_tokens"]:', "if False:"),
+    ]),
+    *changes("asdsim/rules/frozen.py", CALIBRATE, [
         ('float(value) if value in ("inf", "-inf") else value', "value"),
         ("if len(grids) != 1 or len(grids[0]) != 1:", "if len(grids) != 1:"),
         ("Grid.product(B, g, M, semantics, **reading)", "Grid.product(B, g, M, semantics)"),
@@ -159,20 +161,19 @@ MUTANTS = [
         ("        check_same_models(dict(policy), identity(trace), str(trace.path))", "        pass"),
     ]),
     *changes("asdsim/studies/fidelity.py", FIDELITY, [
-        ('point[name][figure][0] / point["exact"][figure][0] - 1.0',
-         'point["exact"][figure][0] / point[name][figure][0] - 1.0'),
+        ("error = guess / true - 1.0", "error = true / guess - 1.0"),
         ("if step.wave == 0]", "]"),
     ]),
     *changes("asdsim/live/timing.py", CLI, [
-        ("if abs(found.drift) > max_drift:", "if found.drift > max_drift + 1:"),
+        ("if abs(timing.drift) > max_drift:", "if timing.drift > max_drift + 1:"),
         ("if (made != made[0]).any():", "if (made != made).any():"),
         ("rates[1] / (0.5 * (rates[0] + rates[2]))", "rates[1] / rates[0]"),
         ("if replayed.exact[0] else None", "if True else None"),
     ]),
     *changes("asdsim/cli/timing.py", CLI, [
-        ('print_json("timing", payload)\n        return 1 if found.problems else 0',
+        ('print_json("timing", payload)\n        return 1 if timed.problems else 0',
          'print_json("timing", payload)\n        return 0'),
-        ("        note(text)\n    return 1 if found.problems else 0", "        note(text)\n    return 0"),
+        ("        note(text)\n    return 1 if timed.problems else 0", "        note(text)\n    return 0"),
     ]),
     *changes("asdsim/cli/calibrate.py", CLI, [
         ("    if force:\n        return\n", ""),
