@@ -27,8 +27,8 @@ GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 def command(out: Path, offline: bool, as_json: bool) -> None:
     """Capture three prompts of a real model, complete the trace for a small grid, replay, draw.
 
-    The model is SmolLM2-135M-Instruct, fetched once (93 MB). A trained EAGLE3 head drafts for it where the repository is at
-    hand, and the model itself without layer 12 elsewhere.
+    The model is SmolLM2-135M-Instruct, fetched once (93 MB). A trained EAGLE3 head drafts for it in a source
+    tree, and the model itself without layer 12 elsewhere.
     """
     from ..capture.run import Plan, capture_with
     from ..trace.manifest import MANIFEST
