@@ -16,11 +16,12 @@ from asdsim.evaluate.quality import Evaluator, Quality
 from asdsim.oracle import walk as oracle
 from asdsim.result import reference_blocks
 from asdsim.rules import NAMES, get_rule
+from asdsim.rules.frozen import read_policy
 from asdsim.rules.settings import Grid, rule_grids
 from asdsim.stats import Intervals
 from asdsim.studies.audit import audit
 from asdsim.studies.calibrate import Limits, Quantile, calibrate, fastest, rejection_ratios
-from asdsim.studies.frozen import policy_record, read_policy, write_policy
+from asdsim.studies.frozen import policy_record, write_policy
 from asdsim.trace.graph import build_graph
 from asdsim.trace.reader import read_trace
 from tests.cli.test_rules import write as write_rules_trace
