@@ -167,7 +167,7 @@ MUTANTS = [
     *changes("asdsim/live/timing.py", CLI, [
         ("if abs(timing.drift) > max_drift:", "if timing.drift > max_drift + 1:"),
         ("if (made != made[0]).any():", "if (made != made).any():"),
-        ("rates[1] / (0.5 * (rates[0] + rates[2]))", "rates[1] / rates[0]"),
+        ('(0.5 * (s["t0"] / s["s0"] + s["t2"] / s["s2"]))', '(s["t0"] / s["s0"])'),
         ("if replayed.exact[0] else None", "if True else None"),
     ]),
     *changes("asdsim/cli/timing.py", CLI, [

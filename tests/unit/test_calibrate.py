@@ -313,6 +313,31 @@ def test_a_seed_parts_requests_anew_and_repeats() -> None:
     assert budgets[0] != budgets[1]
 
 
+def test_a_part_is_judged_under_what_the_others_choose(trace) -> None:
+    """Against the oracle's walks of every setting; the choices differ from part to part, and from seed to seed."""
+    requests = list(zip(trace.request_records(), reference_blocks(trace), strict=True))
+    walks = np.array([
+        [(len(walk.tokens), len(walk.accepted), walk.spent) for walk in (
+            oracle.walk(blocks, B=policy.budget, g=policy.gate, M=policy.cap, max_new_tokens=record.max_new_tokens,
+                        eos=record.eos_ids) for record, blocks in requests)]
+        for policy in map(GRID.policy, range(len(GRID)))
+    ])  # fmt: skip
+    for seed, rows in ((0, [7, 9, 8, 8]), (1, [8, 9, 8, 7])):
+        part_of = np.random.default_rng(seed).permutation(24) % 4
+        tokens, steps = 0.0, 0.0
+        for part in range(4):
+            sums = walks[:, part_of != part].sum(axis=1)
+            within = sums[:, 2] / sums[:, 0] <= 0.03
+            assert np.argmax(np.where(within, sums[:, 0] / sums[:, 1], 0.0)) == rows[part]
+            held = walks[rows[part], part_of == part].sum(axis=0)
+            tokens, steps = tokens + held[0], steps + held[1]
+        made = calibrate(Evaluator(trace, seed=seed, resamples=50), GRID, split=4, limits=Limits(regret_per_token=0.03))
+        assert [(fold["B"], fold["g"], fold["M"]) for fold in made.folds] == [
+            (GRID.budget[row], GRID.gate[row], GRID.cap[row]) for row in rows
+        ]
+        assert made.holdout.figures["mean_acceptance_length"].value[0] == tokens / steps
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_setting_of_every_rule_is_chosen_frozen_and_read_back(tmp_path_factory, tmp_path, name: str) -> None:
     source = rules_trace(tmp_path_factory)
