@@ -128,7 +128,6 @@ MUTANTS = [
         ('if one["num_draft_tokens"] != other["num_draft_tokens"]:', "if False:"),
     ]),
     *changes("asdsim/rules/frozen.py", CALIBRATE, [
-        ('float(value) if value in ("inf", "-inf") else value', "value"),
         ("if len(grids) != 1 or len(grids[0]) != 1:", "if len(grids) != 1:"),
         ("Grid.product(B, g, M, semantics, **reading)", "Grid.product(B, g, M, semantics)"),
     ]),

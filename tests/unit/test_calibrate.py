@@ -19,9 +19,9 @@ from asdsim.rules import NAMES, get_rule
 from asdsim.rules.frozen import read_policy
 from asdsim.rules.settings import Grid, rule_grids
 from asdsim.stats import Intervals
-from asdsim.studies.audit import audit
-from asdsim.studies.calibrate import Limits, Quantile, calibrate, fastest, rejection_ratios
-from asdsim.studies.frozen import policy_record, write_policy
+from asdsim.studies.audit import Audit, audit
+from asdsim.studies.calibrate import Limits, Quantile, calibrate, check_disjoint, fastest, rejection_ratios
+from asdsim.studies.frozen import check_same_models, identity, policy_record, write_policy
 from asdsim.trace.graph import build_graph
 from asdsim.trace.reader import read_trace
 from tests.cli.test_rules import write as write_rules_trace
@@ -165,6 +165,42 @@ def test_an_infinite_cap_survives_the_file(trace, tmp_path) -> None:
 def test_a_holdout_that_shares_prompts_is_refused(trace) -> None:
     with pytest.raises(UsageError, match="24 of its 24 prompts are in the calibration set"):
         calibrate(Evaluator(trace), GRID, holdout=Evaluator(trace))
+
+
+def test_prompts_are_shared_by_tokens_or_by_text(trace) -> None:
+    records = trace.request_records()
+
+    class Other:
+        path = "other"
+
+        def __init__(self, **change) -> None:
+            self.records = [replace(records[0], request_id="new", **change)]
+
+        def request_records(self):
+            return self.records
+
+        def request_ids(self):
+            return ["new"]
+
+    words = records[0].prompt_text.split()
+    for change in ({"prompt_text": "else"}, {"prompt_ids": (1, 2), "prompt_text": "  ".join(words)}):
+        with pytest.raises(UsageError, match="1 of its 1 prompts are in the calibration set"):
+            check_disjoint(trace, Other(**change))
+    check_disjoint(trace, Other(prompt_ids=(1, 2), prompt_text="else"))
+
+
+def test_another_block_length_is_refused(trace) -> None:
+    here = identity(trace)
+    with pytest.raises(UsageError, match="K is 4, not 7"):
+        check_same_models(here, {**here, "num_draft_tokens": 4}, "there")
+    check_same_models(here, here, "there")
+
+
+def test_the_front_falls_in_accuracy_and_rises_in_speed() -> None:
+    grid = Grid.product([1, 2, 3, 4], 1, 1)
+    speeds, right = [1.0, 1.2, 1.5, 1.4], [0.9, 0.8, 0.5, 0.4]
+    quality = table(grid, mean_acceptance_length=[(v, v, v) for v in speeds], accuracy=[(v, v, v) for v in right])
+    assert Audit(quality, {}, 0, 0).front()["B"].to_list() == [1.0, 2.0, 3.0]  # the last is slower and less often right
 
 
 def test_other_models_are_refused(trace) -> None:
