@@ -30,6 +30,8 @@ COMMANDS = {
     "rules": "List the acceptance rules, their parameters, defaults and sources.",
     "convert": "Read and write files of other tools: acceptance records, calibration rows.",
     "convert-policy": "Turn a setting of one reading of ASD into another.",
+    "show": "Print what a setting changed: prompt, outputs, every token and the ledger.",
+    "report": "Write one page that shows settings, outputs and tokens; opens without a network.",
     "plot": "Draw figures from a sweep or a trace.",
     "bench": "Time the walk beside plain Python, torch and numpy.",
     "demo": "Capture three prompts, replay a grid, draw figures.",

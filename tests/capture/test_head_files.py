@@ -429,6 +429,7 @@ def test_what_a_window_lets_through() -> None:
     assert read(**layers) == (Window(8, True), Window())
     assert read(**layers, dflash_config={"causal": False}) == (Window(8), Window())
     assert read(**layers, is_causal=True) == (Window(8, True), Window(None, True))
+    assert read(sliding_window=8, dflash_config={"use_swa": True}) == (Window(8), Window(8))  # as MiMo's
     told = {"speculators_model_type": "dspark", "transformer_layer_config": layers}
     assert read(**told) == (Window(8, True, True), Window())
     assert read(**told, sliding_window_non_causal=True) == (Window(8, False, True), Window())

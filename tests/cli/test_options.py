@@ -45,6 +45,14 @@ def test_an_unknown_option_alone_keeps_its_message(capsys) -> None:
     assert status == 2 and "unexpected extra argument" in err
 
 
+def test_the_value_of_an_unknown_option_is_not_taken_for_the_trace(capsys, tmp_path: Path) -> None:
+    trace = write(tmp_path / "t")
+    status, _, err = run(capsys, "cover", "--btach", "3", trace, "--K")
+    assert status == 2 and "--btach" in err and "--batch" in err and "cannot read" not in err and "manifest" not in err
+    status, _, err = run(capsys, "cover", "--btach=3", trace, "--ofline")
+    assert status == 2 and "--btach" in err and "--ofline" in err and "manifest" not in err
+
+
 def test_axes_that_are_missing_or_wrong_are_named_together(capsys, tmp_path: Path) -> None:
     trace = write(tmp_path / "t")
     status, _, err = run(capsys, "cover", trace, "--g", "x")

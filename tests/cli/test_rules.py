@@ -124,6 +124,12 @@ def test_a_bad_configuration_is_one_clear_error(
     assert status == 2 and message in err and str(file) in err and err.count("\n") == 1
 
 
+def test_core_without_a_gate_is_strict(capsys) -> None:
+    numbers = ("--B", 8, "--g", 0, "--M", 2, "--from", "core", "--to", "paper", "--json")
+    row = json.loads(run(capsys, "convert-policy", *numbers)[1])["rows"][0]
+    assert (row["B"], row["notes"]) == ("0.0", [])
+
+
 def test_a_policy_of_asdsim_is_converted(capsys, tmp_path: Path) -> None:
     policy = {
         "schema_version": 1, "kind": "asdsim policy", "rule": "asd", "B": 8.0, "g": 0.25, "M": "inf",
