@@ -25,11 +25,12 @@ from .accept import Blocks, Decision, Rows, Settings, accept_blocks, lift, reach
 NO_STOP = -1
 """Fills a row of stop ids; no token has it."""
 
-BAD_LOGITS, TOO_MANY, DISAGREES = 1, 2, 4
+BAD_LOGITS, TOO_MANY, DISAGREES, BYPASSED = 1, 2, 4, 8
 FAULTS = {
     BAD_LOGITS: "the target's logits held NaN or +inf, or nothing but -inf",
     TOO_MANY: "the engine reports more accepted tokens than were drafted",
     DISAGREES: "the engine accepted other draft tokens than the rule",
+    BYPASSED: "the engine verified draft tokens in a way that the rule does not reach",
 }
 """What went wrong in a request, as bits."""
 
@@ -224,6 +225,9 @@ class Ledger:
         blocks: Blocks,
         draft_ids: torch.Tensor,
         logits: torch.Tensor,
+        *,
+        lifts: bool = True,
+        most: torch.Tensor | None = None,
     ) -> Step:
         """Decide every block, lift accepted near-ties in ``logits``, and charge the ledgers.
 
@@ -236,6 +240,10 @@ class Ledger:
             Draft token of each row; any id in rows outside the blocks.
         logits : float (T, V)
             Target rows; changed in place.
+        lifts : bool
+            False leaves the logits as they are: the engine is told the decision in another way.
+        most : int (N,), optional
+            Draft tokens that the engine can commit at most.
         """
         rows = None
         counts = self._counts[slots]
@@ -251,9 +259,12 @@ class Ledger:
             score = charge = torch.zeros(shape, dtype=torch.float64, device=self.device)
             bad = torch.zeros(len(slots), dtype=torch.bool, device=self.device)
         stop = reach(blocks, draft_ids, remaining, stops) if rows is not None else torch.zeros_like(blocks.widths)
+        if most is not None:
+            stop = torch.minimum(stop, most.long())
         decision = accept_blocks(mismatch, score, charge, stop, self.settings(slots), self.policy.reading)
         if rows is not None:
-            lift(logits, rows, blocks, decision)
+            if lifts:
+                lift(logits, rows, blocks, decision)
             last = blocks.grid(rows.draft_ids).gather(1, (decision.accepted - 1).clamp(min=0)[:, None])
             ended = ((last == stops).any(1) & (decision.accepted > 0)).long()
         else:
@@ -294,6 +305,11 @@ class Ledger:
         counts[:, 6] |= ended
         counts[:, 7] |= faults
         self._counts[step.slots] = counts
+
+    def flag(self, slots: torch.Tensor, fault: int) -> None:
+        """Note a fault of requests; strict ones lose nothing by it and are left out."""
+        relaxes = (self._numbers[slots, 1:] > 0).all(1).long()
+        self._counts[slots, 7] |= relaxes * fault
 
     def settings(self, slots: torch.Tensor) -> Settings:
         """Return ledger, B, g and M of each request."""
