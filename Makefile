@@ -3,6 +3,7 @@
 #   make test      linters, types, import rules, tests
 #   make figures   redraw figures/ from the committed traces (analysis/figures_*.py)
 #   make gpu       the checks that need a CUDA device
+#   make engines   asdsim inside vLLM on CPU, in an environment of its own (3.4 GB on the first run)
 #   make bench     timings beside plain Python, torch and numpy (make micro: of the walk's pieces)
 #   make docs      the site, in docs/_build; a warning or a broken link between pages is an error
 #   make statistics  do intervals cover the truth as often as they say (a minute)
@@ -31,7 +32,7 @@ test gpu statistics: export HF_DATASETS_OFFLINE := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint docs figures gpu bench micro statistics clean
+.PHONY: help demo test lint docs figures gpu engines bench micro statistics clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -56,6 +57,9 @@ figures: $(RUN_READY)
 
 gpu: $(DEV_READY)
 	$(BIN)/python -m tests.gpu
+
+engines: $(DEV_READY)
+	PYTHON=$(CURDIR)/$(BIN)/python tests/engines/run_vllm.sh
 
 statistics: $(DEV_READY)
 	$(BIN)/python -m pytest tests/statistics -s -o python_files='check_*.py' $(PYTEST_ARGS)
