@@ -11,6 +11,7 @@ it). Neither waits for the device; :meth:`Ledger.release` does, once per request
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +22,9 @@ from ..errors import EngineError
 from ..rules.asd import ACCEPT
 from ..rules.settings import STRICT, Policy
 from .accept import Blocks, Decision, Rows, Settings, accept_blocks, lift, reach, read_rows, score_blocks
+
+KERNEL_ENV = "ASDSIM_KERNEL"
+"""``triton``: :mod:`asdsim.engines.accept_triton` decides, where the device is a GPU."""
 
 NO_STOP = -1
 """Fills a row of stop ids; no token has it."""
@@ -135,6 +139,7 @@ class Ledger:
         self._counts = torch.zeros((capacity, 8), dtype=torch.int64, device=self.device)
         self._stops = torch.full((capacity, 1), NO_STOP, dtype=torch.int64, device=self.device)
         self._batch: tuple[list[str], torch.Tensor] | None = None
+        self._fused = self.device.type == "cuda" and os.environ.get(KERNEL_ENV) == "triton"
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -245,6 +250,13 @@ class Ledger:
         most : int (N,), optional
             Draft tokens that the engine can commit at most.
         """
+        if self._fused and len(draft_ids):
+            from .accept_triton import serves, verify
+
+            if serves(self.policy.layout):
+                how = (*self.policy.reading, self.policy.layout, lifts, most)
+                tables = self._numbers, self._counts, self._stops
+                return Step(None, verify(tables, slots, blocks, draft_ids, logits, how), blocks.widths, slots)
         rows = None
         counts = self._counts[slots]
         remaining = torch.where(counts[:, 6] > 0, 0, counts[:, 0] - counts[:, 1])

@@ -27,6 +27,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} VLLM_CPU_OMP_THREADS_BIND=nobind HF
 export TOKENIZERS_PARALLELISM=false VLLM_NO_USAGE_STATS=1
 # The V2 model runner needs a GPU; its adapter is run here with the kernels replaced.
 "$ENVIRONMENT/bin/python" tests/engines/vllm_v2.py
+TRITON_INTERPRET=1 "$ENVIRONMENT/bin/python" tests/engines/triton_twin.py
 
 HEAD=.cache/engines/smollm2-eagle3
 [ -e "$HEAD/config.json" ] || "$PYTHON" -m heads.export heads/smollm2-eagle3 --to vllm -o "$HEAD"
