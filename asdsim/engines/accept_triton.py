@@ -23,7 +23,7 @@ BLOCK = 4096
 
 
 @triton.jit
-def verify_kernel(
+def verify_kernel(  # type: ignore[no-untyped-def]
     logits, row_stride, draft_ids, starts, widths, slots, numbers, counts, stops, most, best_at, draft_at, choice_at,
     arrived, accepted_out, charge_out, relaxed_out, verdict_out, vocab, num_stops, height,
     LONGEST: tl.constexpr, BLOCK: tl.constexpr, MODE: tl.constexpr, PER_BLOCK: tl.constexpr, NORMALISED: tl.constexpr,
