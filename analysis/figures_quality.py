@@ -21,9 +21,9 @@ import asdsim
 from asdsim import stats
 from asdsim.evaluate.cost import fit_trace
 from asdsim.evaluate.per_step import histograms, ledger_over_time, reach_by_position, reuse_curves, share_by_count
-from asdsim.evaluate.quality import judge
-from asdsim.plots import draw as plots
+from asdsim.evaluate.quality import Evaluator
 from asdsim.plots import quality as plots_quality
+from asdsim.plots.style import provenance, save
 from asdsim.rules.settings import STRICT, Policy
 from asdsim.trace.covered import covered_settings
 from asdsim.trace.graph import build_graph
@@ -43,8 +43,11 @@ def main() -> None:
     os.chdir(ROOT)  # so that files name the trace by its path in the repository
     trace = asdsim.load(TRACE)
     graph = build_graph(trace)
-    source = {"trace": str(TRACE), "manifest_checksum": trace.manifest.checksum, "resamples": stats.RESAMPLES}
-    record = plots.provenance(COMMAND, source=source)
+    source = {
+        "trace": str(TRACE), "manifest_checksum": trace.manifest.checksum, "subject": trace.subject,
+        "resamples": stats.RESAMPLES,
+    }  # fmt: skip
+    record = provenance(COMMAND, source=source)
     weights = stats.resample_weights(graph.num_requests)
     paths = []
 
@@ -52,20 +55,18 @@ def main() -> None:
     made_from = json.loads(pq.read_schema(ACCURACY).metadata[b"asdsim"])
     if made_from["manifest_checksum"] != trace.manifest.checksum:
         raise SystemExit(f"{ACCURACY} belongs to another trace: run the command above again")
-    frame = judge(trace, covered_settings(trace), cost=fit_trace(trace)).frame().join(
+    frame = Evaluator(trace, cost=fit_trace(trace)).evaluate(covered_settings(trace)).frame().join(
         scored.select("B", "g", "M", "accuracy", "accuracy_low", "accuracy_high"), on=["B", "g", "M"], how="left",
         maintain_order="left",
     )  # fmt: skip
     risks = ["outputs_differ_share", "regret_per_token", "accuracy"]
     shown = [f"{name}{end}" for name in ("speed_up", *risks) for end in ("", "_low", "_high")]
     data = {name: frame[name].to_list() for name in ("B", "g", "M", *shown)}
-    paths += plots.save(plots_quality.pareto_fronts(frame, risks), FOLDER / "pareto", record, data)
+    paths += save(plots_quality.pareto_fronts(frame, risks), FOLDER / "pareto", record, data)
 
     gain = [f"acceptance_length_gain{end}" for end in ("", "_low", "_high")]
     data = {name: frame[name].to_list() for name in ("B", "g", "M", *gain)}
-    paths += plots.save(
-        plots_quality.gain_by_budget(frame, [0.1, 0.25, 0.5, 1.0]), FOLDER / "gain-by-budget", record, data
-    )
+    paths += save(plots_quality.gain_by_budget(frame, [0.1, 0.25, 0.5, 1.0]), FOLDER / "gain-by-budget", record, data)
 
     tokens = np.arange(0, trace.manifest.max_new_tokens + 1)
     curves, numbers = {}, {}
@@ -76,27 +77,28 @@ def main() -> None:
         )
         curves[str(policy)] = mean, np.quantile(spent, [0.1, 0.9], axis=0), policy.budget
         numbers[str(policy)] = {**plots_quality.record_of(mean), "budget": policy.budget}
-    paths += plots.save(
+    paths += save(
         plots_quality.ledger_over_time(tokens, curves), FOLDER / "ledger", record, {"tokens": tokens, **numbers}
     )
 
     reuse = reuse_curves(graph, THRESHOLDS.tolist(), LENGTHS)
     data = {str(p): {**plots_quality.record_of(share), "mismatches": count} for p, (share, count) in reuse.items()}
-    paths += plots.save(
+    paths += save(
         plots_quality.suffix_reuse(THRESHOLDS, reuse), FOLDER / "suffix-reuse", record, {"regret": THRESHOLDS, **data}
     )
 
     named, lengths, numbers = {}, {}, {}
+    evaluator = Evaluator(trace)
     for policy in SHOWN:
         name = "strict" if policy == STRICT else str(policy)
         counts = histograms(graph, policy)
         named[name] = share_by_count(counts, weights), *reach_by_position(counts, weights)
-        one = judge(trace, asdsim.rules.settings.Grid.of([policy]), figures=["mean_acceptance_length"], graph=graph)
-        lengths[name] = tuple(one.row(0)["mean_acceptance_length"])
+        quality = evaluator.evaluate(asdsim.rules.settings.Grid.of([policy]), figures=["mean_acceptance_length"])
+        lengths[name] = tuple(quality.row(0)["mean_acceptance_length"])
         parts = zip(("by_count", "by_position", "by_position_given_all_before"), named[name], strict=True)
         numbers[name] = {"mean_acceptance_length": lengths[name],
                          **{part: plots_quality.record_of(values) for part, values in parts}}  # fmt: skip
-    paths += plots.save(plots_quality.acceptance(named, lengths), FOLDER / "acceptance-intervals", record, numbers)
+    paths += save(plots_quality.acceptance(named, lengths), FOLDER / "acceptance-intervals", record, numbers)
     for path in paths:
         print(path)
 

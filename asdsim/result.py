@@ -15,11 +15,13 @@ import numpy.typing as npt
 from .errors import UsageError
 from .evaluate.figures import COLUMNS, baseline_of
 from .evaluate.outputs import Outputs, outputs_of
+from .evaluate.strips import Walk, html_of, relaxed_frame, request_row, walk_of
 from .files import plain
 from .oracle import walk as reference
 from .oracle.rules import ALLOWS
-from .records import FORBIDDEN_LOGIT, StepRecord
-from .rules.scoring import DEFAULT, Layout, uniform
+from .provenance import trace_source
+from .records import StepRecord
+from .rules.scoring import DEFAULT, Layout, regrets_of, uniform
 from .rules.settings import Grid, check_value, rule_grids
 from .trace.covered import covered_like
 from .trace.graph import Graph, build_graph
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 Axis = float | str | Iterable[float]
 
-DEFAULT_AXES = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
+DEFAULT_AXES: dict[str, Any] = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
 """What is replayed where no setting is named and none is covered."""
 
 
@@ -193,6 +195,59 @@ class Result:
         edge = int(walks.edge[setting, request])
         return [] if edge < 0 else edge_tokens(self.trace, self.graph, edge)
 
+    def walk(self, setting: int, request: int | str) -> Walk:
+        """Return one walk token by token: what was kept, what each block paid, and what ended it.
+
+        Parameters
+        ----------
+        setting : int
+            Row of the frame.
+        request : int or str
+            Row of the request, or its id.
+
+        Raises
+        ------
+        UsageError
+            If there is no such setting or request; on pooled estimates, which have no single walk.
+        """
+        if not 0 <= setting < len(self):
+            raise UsageError(f"no setting {setting}", fix=f"rows go from 0 to {len(self) - 1}")
+        if self.off_trace == "pooled":
+            raise UsageError("pooled estimates have no single walk", fix="replay with --off-trace stop or aligned")
+        row = request_row(self.graph.request_ids, request)
+        return walk_of(self.trace, self.graph, self.grid.policy(setting), row, self.off_trace)
+
+    def text(self, setting: int, request: int | str, decode: Callable[[list[int]], str] | None = None) -> str:
+        """Return the output of one request under one setting, as text.
+
+        Parameters
+        ----------
+        setting, request
+            As for :meth:`walk`.
+        decode : callable, optional
+            Turns token ids into text; by default the vocabulary that the trace holds.
+
+        Raises
+        ------
+        UsageError
+            If the output is not known, or there is nothing to read it with.
+        """
+        row = request_row(self.graph.request_ids, request)
+        return (decode or self._decode())(self.tokens(setting, row))
+
+    def _decode(self) -> Callable[[list[int]], str]:
+        if self.trace.vocabulary is None:
+            raise UsageError(
+                "the trace holds no text of its tokens: an older release wrote it", where=str(self.trace.path),
+                fix="hand in a tokenizer's decode",
+            )  # fmt: skip
+        return self.trace.vocabulary.text
+
+    def relaxed(self, setting: int) -> pl.DataFrame:
+        """Return every relaxed token of one setting; see :func:`asdsim.evaluate.strips.relaxed_frame`."""
+        text = None if self.trace.vocabulary is None else self.trace.vocabulary.piece
+        return relaxed_frame([self.walk(setting, r) for r in range(self.graph.num_requests)], text)
+
     def outputs(self) -> Outputs:
         """Return the distinct outputs of each request, and which one every setting got.
 
@@ -203,8 +258,9 @@ class Result:
         """
         self._need_edges()
         assert self._walker is not None
-        strict = self._walker(self.grid.strict)
-        return outputs_of(self.trace, self.graph, self.grid, self._all_walks, strict)
+        outputs = outputs_of(self.trace, self.graph, self.grid, self._all_walks, self._walker(self.grid.strict))
+        outputs.decode = None if self.trace.vocabulary is None else self.trace.vocabulary.text
+        return outputs
 
     def _need_edges(self) -> None:
         if self.device == "reference":
@@ -247,19 +303,21 @@ class Result:
         Parameters
         ----------
         **options
-            ``cost``, ``scorer``, ``figures``, ``resamples`` and ``seed`` of :func:`asdsim.evaluate.quality.judge`; for
-            example ``cost=asdsim.evaluate.cost.fit_trace(trace)``.
+            ``cost``, ``scorer``, ``resamples`` and ``seed`` of :class:`asdsim.evaluate.quality.Evaluator`, for example
+            ``cost=asdsim.evaluate.cost.fit_trace(trace)``; and ``figures`` of its ``evaluate``.
 
         Raises
         ------
         UsageError
             On a replay that has no single walk for each request: pooled estimates, or the oracle.
         """
-        from .evaluate.quality import judge
+        from .evaluate.quality import Evaluator
 
         if not self.has_intervals:
             raise UsageError("these figures have no interval of this kind", fix="replay on --device cpu, not pooled")
-        return judge(self.trace, self.grid, off_trace=self.off_trace, device=self.device, graph=self.graph, **options)
+        figures = options.pop("figures", None)
+        evaluator = Evaluator(self.trace, device=self.device, graphs={self.grid.layout: self.graph}, **options)
+        return evaluator.evaluate(self.grid, figures=figures, off_trace=self.off_trace)
 
     def write(self, path: str | Path, provenance: dict[str, Any] | None = None) -> None:
         """Write the rows to Parquet, whole or not at all; ``provenance`` goes into the file's metadata.
@@ -272,12 +330,9 @@ class Result:
 
     def provenance(self) -> dict[str, Any]:
         """Return what the rows were made from."""
-        from . import __version__
-
         return {
-            "asdsim": __version__,
-            "trace": str(self.trace.path),
-            "manifest_checksum": self.trace.manifest.checksum,
+            **trace_source(self.trace),
+            "subject": self.trace.subject,
             "off_trace": self.off_trace,
             "rule": self.grid.layout.rule,
             "semantics": self.grid.semantics,
@@ -287,10 +342,10 @@ class Result:
         }
 
     def plot(self, **options: Any) -> Any:
-        """Return the heat map of acceptance length over B and g; see :mod:`asdsim.plots.draw`."""
-        from .plots import draw as plots
+        """Return the heat map of acceptance length over B and g; see :mod:`asdsim.plots.heatmap`."""
+        from .plots.heatmap import acceptance_heatmap
 
-        return plots.acceptance_heatmap(self.frame(), **options)
+        return acceptance_heatmap(self.frame(), **options)
 
     def __repr__(self) -> str:
         exact = int(self.columns["exact"].sum())
@@ -300,7 +355,12 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        return str(self.frame()._repr_html_())
+        """Show the table and, where the trace holds text, the first steps under the longest exact setting."""
+        table = str(self.frame()._repr_html_())
+        length = np.where(self.columns["exact_share"] == 1.0, self.columns["mean_acceptance_length"], np.nan)
+        if self.trace.vocabulary is None or self.off_trace == "pooled" or np.isnan(length).all():
+            return table
+        return table + html_of(self.walk(int(np.nanargmax(length)), 0), self.trace.vocabulary.piece)
 
 
 def replay(
@@ -422,21 +482,28 @@ def replay_grid(
     chosen = choose_device(device)
     source = trace if isinstance(trace, Trace) else load(trace)
     graph = build_graph(source, grid.layout)
+    name = off_trace if mode.has_walks else "stop"
+
+    def walk_on(layout: Layout, part: Grid) -> Walks:
+        where = graph if layout == grid.layout else build_graph(source, layout)
+        if chosen == "reference":
+            return reference_walks(source, where, replace(part, layout=layout), name)
+        return walk_grid(where, part, off_trace=name, device=chosen, threads=threads)
 
     def walk(part: Grid) -> Walks:
-        name = off_trace if mode.has_walks else "stop"
-        if chosen == "reference":
-            return reference_walks(source, graph, replace(part, layout=grid.layout), name)
-        return walk_grid(graph, part, off_trace=name, device=chosen, threads=threads)
+        return walk_on(grid.layout, part)
 
+    # A rule that cuts blocks is compared with strict matching on whole ones.
+    strict = walk_on(DEFAULT, grid.strict) if grid.layout.width else None
     if not mode.has_walks:
-        figures = _pooled_figures(graph, grid, chosen, threads, progress)
+        figures = _pooled_figures(graph, grid, strict or walk(grid.strict), chosen, threads, progress)
     elif chosen in ("reference", "python"):
-        figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
+        figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, strict=strict, progress=progress)
     else:
         figures = sweep_graph(
-            graph, grid, off_trace=off_trace, device=chosen, threads=threads, progress=progress, note=note
-        )
+            graph, grid, off_trace=off_trace, device=chosen, threads=threads, strict=strict, progress=progress,
+            note=note,
+        )  # fmt: skip
     return Result(source, graph, grid, off_trace, chosen, figures, _walker=walk)
 
 
@@ -507,12 +574,12 @@ def replay_grid_breakpoints(
     source = trace if isinstance(trace, Trace) else load(trace)
     graph = build_graph(source, grid.layout)
     pairs = list(zip(grid.gate.tolist(), grid.cap.tolist(), strict=True))
-    found = breakpoints_of(
+    thresholds = breakpoints_of(
         graph, pairs, off_trace_code(off_trace), grid.reading, upper=upper, threads=threads,
         compiled=chosen != "python", progress=progress, note=note,
     )  # fmt: skip
     results = []
-    for points, (gate, cap) in zip(found, pairs, strict=True):
+    for points, (gate, cap) in zip(thresholds, pairs, strict=True):
         budgets = np.append(0.0, points)
         number = len(budgets)
         axes = {"B": budgets.tolist(), "g": [gate], "M": [cap]}
@@ -534,7 +601,7 @@ def write_results(results: list[Result], path: str | Path) -> None:
 
 
 def _pooled_figures(
-    graph: Graph, grid: Grid, device: str, threads: int, progress: Callable[[int], None] | None
+    graph: Graph, grid: Grid, strict: Walks, device: str, threads: int, progress: Callable[[int], None] | None
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the figures of many random continuations, counts as averages over draws; rows that are exact as walked."""
     if device == "reference":
@@ -548,8 +615,12 @@ def _pooled_figures(
     def drawn(part: Grid) -> Walks:
         return drawn_walks(graph, pooled, part, true(part), **how)
 
-    figures = sweep(drawn, grid, pooled.num_requests, off_trace="aligned", progress=progress)
-    captured = sweep(true, grid, graph.num_requests, off_trace="stop")
+    every = Walks(
+        np.tile(strict.counts, (1, DRAWS, 1)), np.tile(strict.spent, (1, DRAWS)), np.tile(strict.edge, (1, DRAWS)),
+        strict.histogram,
+    )  # fmt: skip
+    figures = sweep(drawn, grid, pooled.num_requests, off_trace="aligned", strict=every, progress=progress)
+    captured = sweep(true, grid, graph.num_requests, off_trace="stop", strict=strict)
     for name, values in figures.items():
         if values.dtype.kind in "iu":
             figures[name] = np.rint(values / DRAWS).astype(np.int64)
@@ -566,8 +637,7 @@ def reference_blocks(trace: Trace, layout: Layout = DEFAULT) -> Iterator[dict[tu
         for row, step in enumerate(trace.steps_of(request.request_id), start=first):
             prefix = tuple(prefix_tokens(trace, row))
             best = step.top_logits[:, 0].astype(np.float64)
-            regret = best[: step.num_draft_tokens] - step.draft_logits.astype(np.float64)
-            regret[step.draft_logits == FORBIDDEN_LOGIT] = np.inf
+            regret = regrets_of(best[: step.num_draft_tokens], step.draft_logits)
             block = reference.Block(
                 prefix, step.draft_ids.tolist(), step.argmax_ids.tolist(), regret.tolist(), captured=step.wave == 0
             )
@@ -596,7 +666,7 @@ def _reference_rows(step: StepRecord, request_id: str, params: dict[str, Any]) -
         row: dict[str, Any] = {
             "rank": int(step.ranks[i]), "top_logits": step.top_logits[i].astype(np.float64).tolist(),
             "draft_logit": float(step.draft_logits[i]), "logsumexp": float(step.logsumexp[i]),
-            "entropy": float(step.entropy[i]), **{name: float(part[i]) for name, part in step.divergences.items()},
+            "entropy": float(step.entropy[i]), **{name: float(values[i]) for name, values in step.divergences.items()},
         }  # fmt: skip
         if step.draft_logprobs is not None:
             row["draft_logprob"] = float(step.draft_logprobs[i])
@@ -616,7 +686,7 @@ def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> W
     layout = grid.layout
     value = layout.value if layout.rule == "asd" else ""
     every = reference_blocks(trace, layout)
-    for one, (record, blocks) in enumerate(zip(trace.request_records(), every, strict=True)):
+    for request, (record, blocks) in enumerate(zip(trace.request_records(), every, strict=True)):
         for setting in range(number):
             policy = grid.policy(setting)
             allows = None
@@ -628,13 +698,13 @@ def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> W
                 eos=record.eos_ids if record.stop == "natural" else (), off_trace=off_trace,
                 semantics=grid.semantics, ledger=grid.ledger, value=value, allows=allows,
             )  # fmt: skip
-            row = counts[setting, one]
+            row = counts[setting, request]
             row[columns.STEPS], row[columns.DRAFTED] = len(out.accepted), sum(out.drafted)
             row[columns.ACCEPTED], row[columns.TOKENS] = sum(out.accepted), len(out.tokens)
             row[columns.RELAXED], row[columns.LEFT] = out.relaxed, out.left
             for reason in out.refused_by:
                 row[reasons[reason]] += 1
-            spent[setting, one] = out.spent
+            spent[setting, request] = out.spent
             if off_trace != "stop" or out.left == 0:
                 histogram[setting] += np.bincount(out.accepted, minlength=graph.max_draft + 1)
     return Walks(counts, spent, np.full((number, requests), -1, np.int64), histogram)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..engines.transformers.load import DTYPES, check_name
-from ..errors import CaptureError, UsageError, unknown_name
+from ..errors import CaptureError, Problems, UsageError, unknown_name
+from ..provenance import software
 from ..records import RequestRecord
 from ..rules.settings import STRICT, Policy
 from ..stats import ratio_interval
@@ -108,35 +109,42 @@ class Plan:
     shard: str | None = None
 
     def __post_init__(self) -> None:
-        check_output(self.folder, resume=self.resume)
-        check_name(self.target)
+        problems = Problems()
+        checks: list[Callable[[], object]] = [
+            lambda: check_output(self.folder, resume=self.resume),
+            lambda: check_name(self.target),
+            self._check_drafter,
+            lambda: check_tasks(self.task),
+            lambda: parse_template_args(self.chat_template_args),
+            lambda: parse_date(self.template_date),
+            *(
+                partial(_at_least, flag, value, lowest)
+                for flag, value, lowest in (
+                    ("K", self.K, 1), ("max-new-tokens", self.max_new_tokens, 1), ("top-k", self.top_k, MIN_TOP_K),
+                    ("offset", self.offset, 0), ("limit", self.limit, 1), ("flush-every", self.flush_every, 1),
+                )
+            ),
+            *(
+                partial(_one_of, kind, word, known)
+                for kind, word, known in (
+                    ("stop rule", self.stop, STOPS), ("dtype", self.dtype, DTYPES),
+                    ("logits dtype", self.logits_dtype, LOGITS_DTYPES),
+                    *(("divergence", item, DIVERGENCES) for item in self.divergences),
+                )
+            ),
+        ]  # fmt: skip
+        for check in checks:
+            with problems.noted():
+                check()
+        problems.end()
+
+    def _check_drafter(self) -> None:
         name, argument = check_spec(self.drafter)
         if name == "model":
             check_name(argument)
         check_overrides(name, self.overrides)
         if self.draft_rope_theta is not None and not 0 < self.draft_rope_theta < math.inf:
             raise UsageError(f"--draft-rope-theta {self.draft_rope_theta:g} is no base", fix="give a number above 0")
-        check_tasks(self.task)
-        parse_template_args(self.chat_template_args)
-        parse_date(self.template_date)
-        for flag, value, lowest in (
-            ("K", self.K, 1),
-            ("max-new-tokens", self.max_new_tokens, 1),
-            ("top-k", self.top_k, MIN_TOP_K),
-            ("offset", self.offset, 0),
-            ("limit", self.limit, 1),
-            ("flush-every", self.flush_every, 1),
-        ):
-            if value is not None and value < lowest:
-                raise UsageError(f"--{flag} {value} is too small", fix=f"give at least {lowest}")
-        for kind, word, known in (
-            ("stop rule", self.stop, STOPS),
-            ("dtype", self.dtype, DTYPES),
-            ("logits dtype", self.logits_dtype, LOGITS_DTYPES),
-            *(("divergence", item, DIVERGENCES) for item in self.divergences),
-        ):
-            if word not in known:
-                raise unknown_name(kind, word, list(known))
         if self.divergences and name == "lookup":
             raise UsageError("drafter lookup has no distribution, so no divergences", fix="leave --divergences out")
 
@@ -160,6 +168,16 @@ class Plan:
             "offline": self.offline,
             "trust_remote_code": self.trust_remote_code,
         }
+
+
+def _at_least(flag: str, value: int | None, lowest: int) -> None:
+    if value is not None and value < lowest:
+        raise UsageError(f"--{flag} {value} is too small", fix=f"give at least {lowest}")
+
+
+def _one_of(kind: str, word: str, known: Sequence[str]) -> None:
+    if word not in known:
+        raise unknown_name(kind, word, list(known))
 
 
 @dataclass
@@ -263,7 +281,7 @@ def _recorded_date(plan: Plan) -> date | None:
         if (folder / MANIFEST).is_file():
             stored = load_manifest(folder)[0]
             # Traces from before the date was recorded were encoded on the day they began.
-            text = stored.settings.get("template_date") or stored.notes.get("created", "")[:10]
+            text = stored.settings.get("template_date") or (stored.notes.get("created") or "")[:10]
             return parse_date(text or None)
     return None
 
@@ -303,24 +321,15 @@ def make_manifest(
 ) -> Manifest:
     """Return the manifest of a capture that has yet to begin."""
     import torch
-    import transformers
-
-    from .. import __version__
 
     policy = plan.policy
     rule: dict[str, Any] = {"name": "strict"}
     if policy is not None:
         rule = {"name": "asd", "B": policy.budget, "g": policy.gate, "M": policy.cap, "semantics": policy.semantics}
-    software = {
-        "asdsim": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-    }
+    versions = software("torch", "transformers", "numpy")
     if target.lm.device.type == "cuda":
-        software["gpu"] = torch.cuda.get_device_name(target.lm.device)
-        software["cuda"] = str(torch.version.cuda)
+        versions["gpu"] = torch.cuda.get_device_name(target.lm.device)
+        versions["cuda"] = str(torch.version.cuda)
     prompts = hashlib.sha256()
     for request in requests:
         prompts.update(json.dumps([request.request_id, request.prompt_ids]).encode())
@@ -344,7 +353,7 @@ def make_manifest(
             **(encoder or encoder_of(target.tokenizer, plan)).settings(),
             "prompts_sha256": prompts.hexdigest(),
         },
-        software=software,
+        software=versions,
         notes={"created": datetime.now(UTC).isoformat(timespec="seconds"), "threads": torch.get_num_threads()},
     )
 
@@ -384,7 +393,7 @@ def capture(
     from ..engines.transformers.load import load_target
     from .drafters import check_head, make_drafter
 
-    checkpoint = check_head(plan.drafter, overrides=plan.overrides, **plan.loading)
+    checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
     target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading)
     drafter = make_drafter(
         plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, checkpoint=checkpoint,
@@ -405,8 +414,9 @@ def capture_with(
     import torch
 
     from ..trace.writer import TraceWriter
-    from .loop import check_request, decode
+    from .loop import check_request, decode, note_on_positions
     from .record import Recorder
+    from .vocabulary import keep_vocabulary
 
     torch.manual_seed(plan.seed)
     encoder = None if target.tokenizer is None else encoder_of(target.tokenizer, plan)
@@ -415,7 +425,7 @@ def capture_with(
         check_request(target, drafter, request, plan.K)
     recorder = Recorder(plan.top_k, plan.divergences)
     manifest = make_manifest(target, drafter, requests, plan, encoder)
-    for text in notes_on(prompts, encoder):
+    for text in (*notes_on(prompts, encoder), *note_on_positions(drafter, requests, plan.K)):
         note(text)
     if plan.shard is not None:
         index, of = parse_shard(plan.shard)
@@ -446,6 +456,8 @@ def capture_with(
                     progress(number + 1, len(requests), summary.completion_tokens)
         except KeyboardInterrupt:
             summary.interrupted = True
+        with uninterrupted():
+            keep_vocabulary(writer, target.tokenizer)
     summary.seconds = time.perf_counter() - began
     return summary
 

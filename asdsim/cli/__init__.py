@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .. import __version__
 from ..errors import AsdsimError, unknown_name
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ COMMANDS = {
     "rules": "List the acceptance rules, their parameters, defaults and sources.",
     "convert": "Read and write files of other tools: acceptance records, calibration rows.",
     "convert-policy": "Turn a setting of one reading of ASD into another.",
+    "show": "Print what a setting changed: prompt, outputs, every token and the ledger.",
+    "report": "Write one page that shows settings, outputs and tokens; opens without a network.",
     "plot": "Draw figures from a sweep or a trace.",
     "bench": "Time the walk beside plain Python, torch and numpy.",
     "demo": "Capture three prompts, replay a grid, draw figures.",
@@ -37,8 +40,19 @@ COMMANDS = {
 }
 
 
+class ReaderGone(Exception):
+    """The reader of our output has gone, for example `head`. Not an OSError: click ends on that with status 1."""
+
+
 class LazyGroup(click.Group):
     """A group that imports a command only when it is called."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise ReaderGone from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order of use."""
@@ -48,8 +62,9 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"asdsim.cli.{name.replace('-', '_')}").command
-        return command
+        from .command import equipped
+
+        return equipped(import_module(f"asdsim.cli.{name.replace('-', '_')}").command)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the name of a command without importing any."""
@@ -71,8 +86,17 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from ..provenance import version
+
+        click.echo(f"asdsim, version {version()}")
+        ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="asdsim")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+              help="Show the version and exit.")  # fmt: skip
 def cli() -> None:
     """Replay speculative decoding under other acceptance rules.
 
@@ -99,8 +123,10 @@ def main(args: list[str] | None = None) -> None:
     except click.exceptions.Abort:
         click.echo("asdsim: interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone, for example `head`
-        sys.stderr.close()
+    except ReaderGone:
+        # What is still in the buffer goes nowhere, or Python would complain about it while it shuts down.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
         _fail(f"{error.filename or 'file system'}: {error.strerror or error}")
@@ -108,5 +134,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> None:
-    click.echo(f"asdsim: error: {' '.join(message.split())}", err=True)
+    from ..files import shown
+
+    click.echo(f"asdsim: error: {shown(' '.join(message.split()))}", err=True)  # names may hold anything
     sys.exit(2)

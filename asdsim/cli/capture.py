@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from ..errors import UsageError, unknown_name
+from ..errors import Problems, UsageError, unknown_name
 from ..rules.settings import Policy, parse_axis
-from .common import config_option, counted, json_option, note, print_json, progress_bar
+from .command import detail
+from .common import config_option, counted, json_option, note, print_json, progress_bar, threads_option
 
 
 @click.command("capture")
@@ -68,6 +69,7 @@ from .common import config_option, counted, json_option, note, print_json, progr
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model.")
 @config_option
+@threads_option
 @json_option
 def command(
     rule: str, B: str | None, g: str | None, M: str | None, divergences: str, temperature: float, as_json: bool,
@@ -80,13 +82,20 @@ def command(
     \b
     asdsim capture -o traces/mine --target smollm2-135m --drafter layer-skip --task gsm8k --limit 8
     """
-    if temperature != 0:
-        raise UsageError(f"temperature {temperature:g}: only greedy decoding can be captured", fix="leave it at 0")
-    policy = policy_of(rule, B, g, M)
     from ..capture.run import Plan, capture
+    from ..trace.reader import load_manifest
 
+    problems = Problems()
+    if temperature != 0:
+        text = f"temperature {temperature:g}: only greedy decoding can be captured"
+        problems.errors.append(UsageError(text, fix="leave it at 0"))
+    policy = None
+    with problems.noted():
+        policy = policy_of(rule, B, g, M)
     names = tuple(item.strip() for item in divergences.split(",")) if divergences else ()
-    plan = Plan(policy=policy, divergences=names, **plan_fields)
+    with problems.noted():
+        plan = Plan(policy=policy, divergences=names, **plan_fields)
+    problems.end()
     bar = None
 
     def progress(done: int, total: int, tokens: int) -> None:
@@ -102,6 +111,9 @@ def command(
         if bar is not None:
             bar.close()
     row = summary.row()
+    detail(
+        f"{plan.folder}: {load_manifest(plan.folder)[0].notes.get('threads')} threads, {row['seconds']} s of decoding"
+    )
     if as_json:
         print_json("capture", {"trace": str(plan.folder), "rows": [row]})
     else:

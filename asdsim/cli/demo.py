@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .common import config_option, json_option, note, print_json, progress_bar
+from .common import config_option, json_option, note, print_json, progress_bar, threads_option
 
 TASKS = "gsm8k,humaneval,mt-bench"
 COVERED: dict[str, Any] = {"B": "0,2,4,8", "g": ".1,.25,.5", "M": "1,2"}
@@ -19,6 +19,7 @@ GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True,
               help="Folder for the trace, the sweep and the figures.")  # fmt: skip
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@threads_option
 @json_option
 @config_option
 def command(out: Path, offline: bool, as_json: bool) -> None:
@@ -80,11 +81,20 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     wide.write(sweep)
     lap("replay")
     files = plot_trace(trace, figures, dict(COVERED), "stop", f"asdsim demo -o {out}")
+    from ..report.page import write_report
+    from .report import trace_cost
+    from .show import vocabulary_of
+
+    page = write_report(
+        out / "report.html", [result], vocabulary_of(result.trace), cost=trace_cost(result.trace),
+        command=f"asdsim demo -o {out}",
+    )  # fmt: skip
     lap("draw")
     seconds = {name: round(value, 1) for name, value in clock.items()}
     if as_json:
         print_json("demo", {
-            "trace": str(trace), "sweep": str(sweep), "figures": [str(file) for file in files], "seconds": seconds,
+            "trace": str(trace), "sweep": str(sweep), "figures": [str(file) for file in files],
+            "report": str(page.path), "verdict": page.verdict, "seconds": seconds,
             "steps_added": done.steps_added, "live_steps": done.live_steps, "rows": result.rows(),
         })  # fmt: skip
         return
@@ -94,7 +104,11 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     click.echo(f"{trace}: the trace (asdsim inspect {trace})")
     click.echo(f"{sweep}: {len(wide)} settings, estimated where not covered (asdsim plot {sweep} -o ..)")
     click.echo(f"{figures}: figures, SVG and PNG, each with the data it shows")
+    click.echo(f"{page.path}: every setting, output and token; open it in a browser")
     click.echo("seconds: " + ", ".join(f"{name} {value}" for name, value in seconds.items()))
+    click.echo()
+    click.echo(page.verdict)
+    click.echo(f"See what changed: asdsim show {trace} --B 8 --g .25 --M 2 --largest-regret 1")
 
 
 def _stop_if(interrupted: bool, out: Path) -> None:

@@ -6,11 +6,13 @@ both are ratios of sums over requests. Tokens behind an end of sequence or the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from ..stats import Totals
 
 COLUMNS: dict[str, str] = {
     "rule": "rule that was walked",
@@ -58,8 +60,6 @@ def baseline_of(semantics: str) -> str:
 
 # --- what a setting gains and costs, as ratios of sums over requests ------------------------------------------------
 
-Sums = Mapping[str, npt.NDArray[np.float64]]
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -72,22 +72,23 @@ class Figure:
     needs : tuple of str
         Per-request columns it is made of: counts of a walk (``steps``, ``drafted``, ``accepted``, ``tokens``,
         ``relaxed``, ``by_gate``, ``by_budget``, ``by_cap``), ``spent`` (ledger, logits), ``requests`` (1 where the
-        request counts), ``seconds`` (predicted), of outputs ``differ``, ``first_difference``, ``distance`` and
-        ``logprob``, and ``scored``, ``correct``; with ``_strict`` those of strict matching on the same requests.
+        request counts), ``seconds`` (predicted), ``plain`` (seconds of the target alone, predicted), of outputs
+        ``differ``, ``first_difference``, ``distance`` and ``logprob``, and ``scored``, ``correct``; with ``_strict``
+        those of strict matching on the same requests.
     formula : callable
         From sums of these columns to the figure.
     """
 
     meaning: str
     needs: tuple[str, ...]
-    formula: Callable[[Sums], npt.NDArray[np.float64]]
+    formula: Callable[[Totals], npt.NDArray[np.float64]]
 
 
-def _over(top: str, bottom: str) -> Callable[[Sums], npt.NDArray[np.float64]]:
+def _over(top: str, bottom: str) -> Callable[[Totals], npt.NDArray[np.float64]]:
     return lambda s: s[top] / s[bottom]
 
 
-def _change(top: str, bottom: str) -> Callable[[Sums], npt.NDArray[np.float64]]:
+def _change(top: str, bottom: str) -> Callable[[Totals], npt.NDArray[np.float64]]:
     """Return the relative change of a ratio against strict matching."""
     return lambda s: (s[top] / s[bottom]) / (s[f"{top}_strict"] / s[f"{bottom}_strict"]) - 1.0
 
@@ -124,8 +125,14 @@ FIGURES: dict[str, Figure] = {
         lambda s: s["tokens"] / s["tokens_strict"] - 1.0,
     ),
     "tokens_per_second": Figure("predicted by the cost model", ("tokens", "seconds"), _over("tokens", "seconds")),
+    "speed_up_plain": Figure(
+        "predicted tokens per second over those of the target alone (plain decoding), as a factor",
+        ("tokens", "seconds", "tokens_strict", "plain_strict"),
+        lambda s: (s["tokens"] / s["seconds"]) / (s["tokens_strict"] / s["plain_strict"]),
+    ),
     "speed_up": Figure(
-        "predicted tokens per second against strict, as a factor", _with_strict("tokens", "seconds"),
+        "predicted tokens per second over those of strict speculative decoding, as a factor",
+        _with_strict("tokens", "seconds"),
         lambda s: 1.0 + _change("tokens", "seconds")(s),
     ),
     "outputs_differ_share": Figure(

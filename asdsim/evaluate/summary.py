@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ..records import FORBIDDEN_LOGIT
 from ..stats import ratio_interval
 from ..trace.check import reachable_drafts, strict_accepted
+from ..trace.manifest import Manifest
 from ..trace.reader import Trace
 from ..trace.schema import SCHEMA_VERSION, TABLES
 
@@ -45,31 +46,12 @@ def summarise(trace: Trace) -> dict[str, Any]:
     }
 
     first = np.flatnonzero(path & (accepted < reach.drafts))
-    regret, forbidden = _regrets(trace, trace.pos_ptr[first] + accepted[first])
-    draft, argmax = trace.column("positions", "draft_id"), trace.column("positions", "argmax_id")
-    top = trace.column("positions", "top_logits")
-    mismatch = (draft >= 0) & (draft != argmax)
     lengths = np.unique(drafted, return_counts=True)
-
     return {
-        "format": SCHEMA_VERSION,
-        "checksum": manifest.checksum,
-        "target": manifest.target,
-        "drafter": manifest.drafter,
-        "vocab_size": manifest.vocab_size,
-        "logits_dtype": manifest.logits_dtype,
-        "device": manifest.device,
-        "rule": manifest.rule,
-        "seed": manifest.seed,
-        "stop": manifest.stop,
-        "max_new_tokens": manifest.max_new_tokens,
-        "top_k": manifest.top_k,
-        "settings": manifest.settings,
-        "software": manifest.software,
-        "notes": manifest.notes,
-        "K": manifest.num_draft_tokens,
+        **_captured(manifest),
         "steps_by_K": {str(k): int(n) for k, n in zip(*lengths, strict=True)},
         "requests": rows["requests"],
+        "planned_requests": manifest.planned or rows["requests"],
         "steps": rows["steps"],
         "steps_on_captured_path": int(path.sum()),
         "steps_added_by_cover": int((~path).sum()),
@@ -81,17 +63,7 @@ def summarise(trace: Trace) -> dict[str, Any]:
             **_acceptance(accepted, tokens, drafted, path, trace.step_request),
             "acceptance_histogram": np.bincount(accepted[path], minlength=manifest.num_draft_tokens + 1).tolist(),
         },
-        "first_mismatch": {
-            "count": int(first.size),
-            "regret_quantiles": {str(q): _or_none(np.quantile(regret, q) if regret.size else None) for q in QUANTILES},
-            "regret_max": _or_none(regret.max() if regret.size else None),
-            "ties": int((regret == 0.0).sum()),
-            "forbidden": int(forbidden),
-        },
-        "ties": {
-            "mismatches": int((mismatch & (trace.column("positions", "draft_logit") == top[:, 0])).sum()),
-            "rows_with_two_largest_logits": int((top[:, 0] == top[:, 1]).sum()) if top.shape[1] > 1 else 0,
-        },
+        **_mismatches(trace, trace.pos_ptr[first] + accepted[first]),
         "median_us": {
             name: _or_none(np.median(trace.column("steps", f"{name}_us")[path]) if path.any() else None)
             for name in ("draft", "verify", "select")
@@ -110,6 +82,49 @@ def summarise(trace: Trace) -> dict[str, Any]:
     }
 
 
+def _captured(manifest: Manifest) -> dict[str, Any]:
+    """Return what the manifest says of the capture."""
+    return {
+        "format": SCHEMA_VERSION,
+        "checksum": manifest.checksum,
+        "target": manifest.target,
+        "drafter": manifest.drafter,
+        "vocab_size": manifest.vocab_size,
+        "logits_dtype": manifest.logits_dtype,
+        "device": manifest.device,
+        "rule": manifest.rule,
+        "seed": manifest.seed,
+        "stop": manifest.stop,
+        "max_new_tokens": manifest.max_new_tokens,
+        "top_k": manifest.top_k,
+        "settings": manifest.settings,
+        "software": manifest.software,
+        "notes": manifest.notes,
+        "K": manifest.num_draft_tokens,
+    }
+
+
+def _mismatches(trace: Trace, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """Return regrets at the first mismatches, in ``rows`` of positions, and ties anywhere."""
+    regret, forbidden = _regrets(trace, rows)
+    draft, argmax = trace.column("positions", "draft_id"), trace.column("positions", "argmax_id")
+    top = trace.column("positions", "top_logits")
+    mismatch = (draft >= 0) & (draft != argmax)
+    return {
+        "first_mismatch": {
+            "count": int(rows.size),
+            "regret_quantiles": {str(q): _or_none(np.quantile(regret, q) if regret.size else None) for q in QUANTILES},
+            "regret_max": _or_none(regret.max() if regret.size else None),
+            "ties": int((regret == 0.0).sum()),
+            "forbidden": int(forbidden),
+        },
+        "ties": {
+            "mismatches": int((mismatch & (trace.column("positions", "draft_logit") == top[:, 0])).sum()),
+            "rows_with_two_largest_logits": int((top[:, 0] == top[:, 1]).sum()) if top.shape[1] > 1 else 0,
+        },
+    }
+
+
 def _acceptance(
     accepted: npt.NDArray[np.int64],
     tokens: npt.NDArray[np.int64],
@@ -123,7 +138,7 @@ def _acceptance(
     some = each > 0
 
     def by_request(values: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        return np.bincount(request[keep], weights=values[keep])[some]
+        return np.bincount(request[keep], weights=values[keep])[some].astype(np.float64)
 
     return {
         "num_spec_steps": steps,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from .draw import DASHES, GREY, LINES, MARKERS, styled
+from .style import DASHES, GREY, LINES, MARKERS, styled
 
 if TYPE_CHECKING:
     import polars as pl

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ..rules import get_rule
-from .draw import GREY, LINES, styled
+from .style import ASD, GREY, LINES, styled
 
 
 def compared_rules(rows: Sequence[Mapping[str, Any]], title: str, off_trace: str = "pooled") -> Figure:
@@ -32,7 +32,7 @@ def compared_rules(rows: Sequence[Mapping[str, Any]], title: str, off_trace: str
         kinds: dict[bool, Any] = {}
         for at, row in enumerate(shown):
             exact = row["exact_share"] == 1.0
-            color = LINES[2] if row["rule"] == "asd" else LINES[1]
+            color = ASD if row["rule"] == "asd" else LINES[1]
             if row["gain_low"] is not None:
                 axes.plot([row["gain_low"], row["gain_high"]], [at, at], color=color, linewidth=1.4)
             (mark,) = axes.plot(
@@ -43,7 +43,8 @@ def compared_rules(rows: Sequence[Mapping[str, Any]], title: str, off_trace: str
         axes.axvline(0.0, color=GREY, linewidth=1.0)
         axes.set_yticks(range(len(shown)), [name_of(row) for row in shown])
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_xlabel("acceptance length over strict matching (95 % over requests)")
+        bars = any(row["gain_low"] is not None for row in shown)
+        axes.set_xlabel("acceptance length over strict matching" + (" (95 % over requests)" if bars else ""))
         axes.set_title(title, loc="left")
         axes.grid(visible=True, axis="x", color="#dddddd")
         axes.grid(visible=False, axis="y")

@@ -227,10 +227,16 @@ class Grid:
     def __len__(self) -> int:
         return int(self.budget.shape[0])
 
-    def __getitem__(self, part: slice) -> Grid:
+    def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[np.int64]) -> Grid:
+        """Return some settings: a slice, or rows in the order given."""
+        if isinstance(rows, slice):
+            params = self.params[rows]
+        else:
+            rows = np.asarray(rows, np.int64)
+            params = [self.params[n] for n in rows] if self.params else []
         return replace(
-            self, budget=self.budget[part], gate=self.gate[part], cap=self.cap[part], axes={}, params=self.params[part]
-        )
+            self, budget=self.budget[rows], gate=self.gate[rows], cap=self.cap[rows], axes={}, params=params
+        )  # fmt: skip
 
     def policy(self, index: int) -> Policy:
         """Return one setting."""
@@ -377,3 +383,46 @@ def rule_grids(name: str, given: Mapping[str, Value | Sequence[Value]] | None = 
         layout = Layout(name, width=width, params=tuple(fixed.items()))
         grids.append(Grid(unlimited, limits, unlimited, layout=layout, params=params))
     return grids
+
+
+def parse_setting(text: str, like: Grid | None = None) -> Grid:
+    """Read one setting as people write it: ``strict``, ``B=8 g=.25 M=2``, or a rule, ``mars theta=.9``.
+
+    Parameters
+    ----------
+    text : str
+    like : Grid, optional
+        Whose semantics and layout ``strict`` and ASD settings take; by default those of the paper.
+
+    Raises
+    ------
+    UsageError
+        If it names no setting, or several.
+    """
+    words = text.replace(",", " ").split()
+    pairs = [word.partition("=") for word in words]
+    name = "asd" if pairs and pairs[0][1] else words[0].lower() if words else ""
+    given = {key: value for key, equals, value in pairs if equals}
+    fix = "write for example strict, 'B=8 g=.25 M=2' or 'mars theta=.9'"
+    if not words or len(given) != len(words) - (name != "asd" or not pairs[0][1]):
+        raise UsageError(f"{text!r} is not a setting", fix=fix)
+    if name == "strict" and not given:
+        base = like if like is not None else Grid.of([STRICT])
+        zero = np.zeros(1)
+        return replace(base, budget=zero, gate=zero, cap=zero, axes={}, params=[])
+    if name != "asd":
+        grids = rule_grids(name, given)
+        if len(grids) != 1 or len(grids[0]) != 1:
+            raise UsageError(f"{text!r} names several settings", fix="give each parameter one value")
+        return grids[0]
+    missing = {"B", "g", "M"} - set(given)
+    unknown = set(given) - {"B", "g", "M"}
+    if missing or unknown:
+        what = f"{sorted(unknown)[0]!r} is unknown" if unknown else f"{sorted(missing)[0]} is missing"
+        raise UsageError(f"setting {text!r}: {what}", fix=fix)
+    grid = Grid.product(given["B"], given["g"], given["M"])
+    if len(grid) != 1:
+        raise UsageError(f"{text!r} names several settings", fix="give B, g and M one value each")
+    if like is not None and like.layout.rule == "asd":
+        return replace(grid, semantics=like.semantics, layout=like.layout)
+    return grid

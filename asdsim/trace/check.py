@@ -25,9 +25,9 @@ def refuse(trace: Trace, table: str, bad: Mask, what: str, *values: str) -> None
     if not bad.any():
         return
     row = int(np.argmax(bad))
-    found = [trace.column(table, name)[row] for name in values]
+    cells = [trace.column(table, name)[row] for name in values]
     raise TraceError(
-        what.format(*(value.tolist() if hasattr(value, "tolist") else value for value in found)),
+        what.format(*(cell.tolist() if hasattr(cell, "tolist") else cell for cell in cells)),
         where=f"{trace.path}: {trace.where(table, row)}",
         fix=RECAPTURE,
     )
@@ -39,7 +39,7 @@ def check_requests(trace: Trace) -> None:
     Raises
     ------
     TraceError
-        At the first row that cannot be, with what is wrong there.
+        At the first invalid row, with what is wrong there.
     """
     names = trace.request_ids()
     seen: set[str] = set()

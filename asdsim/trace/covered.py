@@ -39,15 +39,15 @@ def covered_grids(grids: list[dict[str, Any]]) -> list[Grid]:
     def axis(entry: dict[str, Any], name: str) -> list[float]:
         return [float(value) for value in entry[name]]
 
-    made: list[Grid] = []
+    covered: list[Grid] = []
     for entry in grids:
         if entry["rule"] != "asd":
-            made += rule_grids(entry["rule"], entry["params"])
+            covered += rule_grids(entry["rule"], entry["params"])
         else:
             varied = {name: entry[name] for name in ("regret", "value", "ledger") if name in entry}
             B, g, M = (axis(entry, name) for name in ("B", "g", "M"))
-            made.append(Grid.product(B, g, M, entry["semantics"], **varied))
-    return made
+            covered.append(Grid.product(B, g, M, entry["semantics"], **varied))
+    return covered
 
 
 def covered_like(trace: Trace, like: Grid) -> Grid | None:

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TraceError
-from ..records import FORBIDDEN_LOGIT, RequestRecord
-from ..rules.scoring import DEFAULT, Layout, Rows, is_mismatch, lay_out, run_lengths
+from ..records import RequestRecord
+from ..rules.scoring import DEFAULT, Layout, Rows, is_mismatch, lay_out, regrets_of, run_lengths
 from .tokens import parent_rows, prefix_tokens
 
 if TYPE_CHECKING:
@@ -34,6 +34,25 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+
+
+class GraphArrays(NamedTuple):
+    """The arrays of a :class:`Graph` that compiled walks read: one argument, by name, for numba and for CUDA."""
+
+    root: Int32
+    limit: Int32
+    drafted: Int32
+    mm_ptr: Int64
+    mm_pos: Int32
+    mm_score: Float64
+    mm_charge: Float64
+    edge_next: Int32
+    edge_accepted: Int32
+    edge_tokens: Int32
+    path_ptr: Int64
+    path_step: Int32
+    align_ptr: Int64
+    align_step: Int32
 
 
 @dataclass(frozen=True)
@@ -107,6 +126,11 @@ class Graph:
     def num_steps(self) -> int:
         """S."""
         return int(self.drafted.shape[0])
+
+    @property
+    def arrays(self) -> GraphArrays:
+        """What a compiled walk reads."""
+        return GraphArrays(*(getattr(self, name) for name in GraphArrays._fields))
 
     def edge_of(self, edge: int) -> tuple[int, int]:
         """Return (step, outcome) of an edge."""
@@ -218,8 +242,7 @@ def _blocks(trace: StepTables, requests: list[RequestRecord], layout: Layout) ->
     drafted = trace.column("steps", "num_draft_tokens").astype(np.int32)
     draft_logit = trace.column("positions", "draft_logit")
     top = trace.column("positions", "top_logits")[:, :2].astype(np.float64)
-    regret = top[:, 0] - draft_logit.astype(np.float64)
-    regret[draft_logit == FORBIDDEN_LOGIT] = np.inf
+    regret = regrets_of(top[:, 0], draft_logit)
     step = np.repeat(np.arange(len(drafted)), drafted + 1)
     request = np.ascontiguousarray(trace.step_request, np.int32)
     return _Blocks(

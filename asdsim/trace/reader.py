@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
+from ..files import shown
 from . import manifest as manifests
 from .check import check_edges, check_requests, check_steps
+from .fits import check_fits
 from .manifest import MANIFEST, Manifest, Shard
 from .rows import Positions, request_rows
 from .schema import file_schema, table_schema
@@ -51,6 +53,7 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
     folder = Path(path)
     while True:
         manifest, raw = load_manifest(folder)
+        check_fits(folder, manifest, narrow)
 
         def parts(table: str, manifest: Manifest = manifest) -> Iterator[Part]:
             for shard in manifest.shards_of(table):
@@ -59,7 +62,10 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
         try:
             rows = sum(shard.rows for shard in manifest.shards_of("positions"))
             requests, steps = list(parts("requests")), list(parts("steps"))
-            return build_trace(folder, manifest, requests, steps, parts("positions"), rows=rows, narrow=narrow)
+            trace = build_trace(folder, manifest, requests, steps, parts("positions"), rows=rows, narrow=narrow)
+            if verify and manifests.VOCABULARY in manifest.notes and not trace.vocabulary:
+                raise TraceError("the vocabulary is empty", where=str(folder), fix=RESTORE)
+            return trace
         except TraceError:
             # A writer may have merged shards since the manifest was read: then read anew.
             if not _changed(folder, raw):
@@ -94,7 +100,7 @@ def load_manifest(folder: Path) -> tuple[Manifest, bytes]:
 
 def _reason(error: BaseException) -> str:
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0]
+    return shown(str(text).splitlines()[0])
 
 
 def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator[Part]:
@@ -184,24 +190,23 @@ def _text_bytes(table: pa.Table) -> int:
 def _check_size(size: int, room: int, file: Path) -> None:
     if size > room:
         raise TraceError(
-            f"the shard would take {size >> 20} MiB more than a shard of its size can hold" if not room else
-            f"the shard would take {size >> 20} MiB of memory, more than a file of its size can account for",
+            f"the shard expands to more than {room >> 20} MiB, which its size cannot account for",
             where=str(file), fix=RESTORE,
         )  # fmt: skip
 
 
-def _schema_difference(found: pa.Schema, expected: pa.Schema) -> str:
+def _schema_difference(schema: pa.Schema, expected: pa.Schema) -> str:
     for field_ in expected:
-        at = found.get_field_index(field_.name)
-        if at < 0:
+        place = schema.get_field_index(field_.name)
+        if place < 0:
             return f"column {field_.name!r} is missing"
-        other = found.field(at)
+        other = schema.field(place)
         if not other.equals(field_):
             return (
-                f"column {field_.name!r} is {other.type}{'' if other.nullable else ' not null'}, expected {field_.type}"
-                f"{'' if field_.nullable else ' not null'}"
+                f"column {field_.name!r} is {shown(other.type)}{'' if other.nullable else ' not null'}, "
+                f"expected {field_.type}{'' if field_.nullable else ' not null'}"
             )
-    extra = [name for name in found.names if name not in expected.names]
+    extra = [name for name in schema.names if name not in expected.names]
     return f"unknown column {extra[0]!r}" if extra else "columns are out of order"
 
 

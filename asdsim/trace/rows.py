@@ -1,4 +1,4 @@
-"""Rows of ``positions``, a part at a time: whether each can be, and where it belongs.
+"""Rows of ``positions``, a part at a time: whether each is valid, and where it belongs.
 
 A part is some rows of a shard. Nothing here needs more than one at hand, so a trace can be checked in little memory.
 """
@@ -90,7 +90,7 @@ class Positions:
         Raises
         ------
         TraceError
-            At the first row that cannot be.
+            At the first invalid row.
         """
         rows = _PartRows(self.trace, part)
         place, bonus = self._place(rows)
@@ -179,16 +179,16 @@ class _PartRows:
     def known(self, name: str) -> Mask:
         return is_valid(self.part.table[name])
 
-    def refuse(self, bad: Mask, what: str, *values: str) -> None:
+    def refuse(self, bad: Any, what: str, *values: str) -> None:
         """Raise for the first row where ``bad`` holds; ``{}`` in ``what`` takes the named columns of that row."""
         if not bad.any():
             return
         row = int(np.argmax(bad))
-        found = [self.column(name)[row].tolist() for name in values]
+        cells = [self.column(name)[row].tolist() for name in values]
         request = f"request {str(self.part.table['request_id'][row])!r}"
         step, i = self.column("step_id")[row], self.column("i")[row]
         located = ", ".join(filter(None, [self.part.locate(row), request, f"step {step}", f"position {i}"]))
-        raise TraceError(what.format(*found), where=f"{self.trace.path}: {located}", fix=RECAPTURE)
+        raise TraceError(what.format(*cells), where=f"{self.trace.path}: {located}", fix=RECAPTURE)
 
 
 def _check_nulls(rows: _PartRows, bonus: Mask) -> None:

@@ -15,6 +15,7 @@ from ..records import RequestRecord, StepRecord
 from .manifest import Manifest
 from .schema import BY_NAME, DIVERGENCES, TABLES
 from .tables import Array, to_numpy
+from .vocabulary import Vocabulary, read_vocabulary
 
 RECAPTURE = "the trace is damaged or was written by something else: restore it from a copy, or capture again"
 
@@ -73,6 +74,18 @@ class Trace:
             values.flags.writeable = False
             self._columns[key] = values
         return self._columns[key]
+
+    @property
+    def subject(self) -> str:
+        """What figures of this trace stand for, in one line: target, drafter, K and requests."""
+        target, drafter = (str(model.get("name", "?")) for model in (self.manifest.target, self.manifest.drafter))
+        number = self.requests.num_rows
+        return f"{target}, drafter {drafter}, K = {self.manifest.K}, {number} request{'' if number == 1 else 's'}"
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """Text of the token ids that occur; None where the trace has none."""
+        return read_vocabulary(self.path, self.manifest)
 
     @cached_property
     def _request_rows(self) -> dict[str, int]:
@@ -150,13 +163,17 @@ class Trace:
             values = rows(name, 1)
             return None if len(values) and np.isnan(values).all() else values
 
-        ints = {
-            name: int(self.column("steps", name)[row])
-            for name in ("step_id", "parent_step_id", "parent_accepted", "start_pos", "wave")
-        }
-        floats = {name: float(self.column("steps", name)[row]) for name in ("draft_us", "verify_us", "select_us")}
-        found = {name: values for name in DIVERGENCES if (values := optional(name)) is not None}
+        def whole(name: str) -> int:
+            return int(self.column("steps", name)[row])
+
+        def microseconds(name: str) -> float:
+            return float(self.column("steps", name)[row])
+
         return StepRecord(
+            step_id=whole("step_id"),
+            parent_step_id=whole("parent_step_id"),
+            parent_accepted=whole("parent_accepted"),
+            start_pos=whole("start_pos"),
             draft_ids=rows("draft_id", 1),
             argmax_ids=rows("argmax_id"),
             draft_logits=rows("draft_logit", 1),
@@ -166,9 +183,11 @@ class Trace:
             logsumexp=rows("logsumexp"),
             entropy=rows("entropy"),
             draft_logprobs=optional("draft_logprob"),
-            divergences=found,
-            **ints,  # type: ignore[arg-type]
-            **floats,  # type: ignore[arg-type]
+            divergences={name: values for name in DIVERGENCES if (values := optional(name)) is not None},
+            draft_us=microseconds("draft_us"),
+            verify_us=microseconds("verify_us"),
+            select_us=microseconds("select_us"),
+            wave=whole("wave"),
         )
 
 

@@ -7,7 +7,7 @@ grid unless per-request results are asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,22 @@ import numpy.typing as npt
 
 from ..errors import UsageError, unknown_name
 from ..rules.settings import Grid
-from ..stats import masked_quantile, ratio
-from ..trace.graph import END, Graph
+from ..stats import ratio
+from ..trace.graph import Graph
 from . import request as columns
 from .axes import axes_of
 from .compiled import COMPILING, is_cached
+from .ledgers import percentile
 from .off_trace import off_trace_code
-from .product import Sums, sum_product
+from .product import sum_product
 from .request import LEFT, NUM_COUNTS
+from .sums import GridSums
 
 DEVICES = ["auto", "cpu", "cuda", "reference", "python"]
 CHUNK_BYTES = 64 << 20
+PAIR_BYTES = 4 * NUM_COUNTS + 8 + 8
+"""Results of one walk: int32 counts, a ledger and an edge."""
+
 PAIRS_UP_TO = 100_000
 """Settings times steps of the trace up to which a sweep goes pair by pair; measured, see tests/bench."""
 
@@ -55,15 +60,6 @@ class Walks:
     def exact(self) -> npt.NDArray[np.bool_]:
         """(n, R): whether the walk met captured steps only."""
         return np.asarray(self.counts[:, :, LEFT] == 0)
-
-
-def arrays_of(graph: Graph) -> tuple[Any, ...]:
-    """Return the graph in the order of ``walk_request``'s arguments."""
-    return (
-        graph.root, graph.limit, graph.drafted, graph.mm_ptr, graph.mm_pos, graph.mm_score, graph.mm_charge,
-        graph.edge_next, graph.edge_accepted, graph.edge_tokens,
-        graph.path_ptr, graph.path_step, graph.align_ptr, graph.align_step,
-    )  # fmt: skip
 
 
 def choose_device(device: str) -> str:
@@ -108,7 +104,7 @@ def walk_grid(graph: Graph, grid: Grid, *, off_trace: str = "stop", device: str 
     mode = off_trace_code(off_trace)
     settings = tuple(np.ascontiguousarray(axis, np.float64) for axis in (grid.budget, grid.gate, grid.cap))
     chosen = choose_device(device)
-    arrays = arrays_of(graph)
+    arrays = graph.arrays
     if chosen == "cuda":
         from . import cuda
 
@@ -120,12 +116,23 @@ def walk_grid(graph: Graph, grid: Grid, *, off_trace: str = "stop", device: str 
     return Walks(*cpu.run(arrays, settings, mode, grid.reading, threads))
 
 
+def settings_at_once(requests: int) -> int:
+    """Return how many settings to walk in one piece: their results for each request fill ``CHUNK_BYTES``."""
+    return max(1, CHUNK_BYTES // max(1, requests * PAIR_BYTES))
+
+
 Walker = Callable[[Grid], Walks]
 Progress = Callable[[int], None]
 
 
 def sweep(
-    walk: Walker, grid: Grid, num_requests: int, *, off_trace: str, progress: Progress | None = None
+    walk: Walker,
+    grid: Grid,
+    num_requests: int,
+    *,
+    off_trace: str,
+    strict: Walks | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
     """Walk a grid pair by pair, in chunks, and return one figure per setting.
 
@@ -139,6 +146,8 @@ def sweep(
         R.
     off_trace : str
         Under ``stop`` only exact requests count.
+    strict : Walks, optional
+        The baseline, one setting; by default strict matching by ``walk``.
     progress : callable, optional
         Called with the number of settings done in each chunk.
 
@@ -147,17 +156,15 @@ def sweep(
     dict of ndarray (n,)
         The figures of :data:`asdsim.evaluate.figures.COLUMNS`; ``acceptance_histogram`` is (n, largest K + 1).
     """
-    strict = walk(grid.strict)
-    size = max(1, CHUNK_BYTES // max(1, num_requests * (4 * NUM_COUNTS + 16)))
-    parts: list[dict[str, npt.NDArray[Any]]] = []
+    strict = walk(grid.strict) if strict is None else strict
+    size = settings_at_once(num_requests)
+    chunks: list[dict[str, npt.NDArray[Any]]] = []
     for first in range(0, len(grid), size):
         chunk = grid[first : first + size]
-        walks = walk(chunk)
-        paired = (_counting(walks, off_trace) & strict.exact[0]).sum(axis=1)
-        parts.append(figures_of(sums_of(walks, strict, off_trace), paired, num_requests))
+        chunks.append(figures_of(sums_of(walk(chunk), strict, off_trace), num_requests))
         if progress:
             progress(len(chunk))
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([figures[name] for figures in chunks]) for name in chunks[0]}
 
 
 def sweep_graph(
@@ -168,6 +175,7 @@ def sweep_graph(
     device: str = "auto",
     threads: int = 0,
     by: str = "auto",
+    strict: Walks | None = None,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
@@ -179,8 +187,10 @@ def sweep_graph(
     grid : Grid
     off_trace, device, threads
         As for :func:`walk_grid`.
-    by : {"auto", "pairs", "lanes", "boxes"}
+    by : {"auto", "pairs", "recorded", "boxes"}
         On a CPU: pair by pair, or, for a product of B, g and M, as :mod:`asdsim.walk.product` does.
+    strict : Walks, optional
+        The baseline, one setting in the same mode; by default strict matching on this graph.
     progress : callable, optional
         Called with the number of settings done.
     note : callable, optional
@@ -194,8 +204,8 @@ def sweep_graph(
     mode = off_trace_code(off_trace)
     chosen = choose_device(device)
 
-    def walk(part: Grid) -> Walks:
-        return walk_grid(graph, part, off_trace=off_trace, device=chosen, threads=threads)
+    def walk(settings: Grid) -> Walks:
+        return walk_grid(graph, settings, off_trace=off_trace, device=chosen, threads=threads)
 
     if note and chosen == "cpu":
         from . import cpu
@@ -206,35 +216,25 @@ def sweep_graph(
         by = "pairs"
     axes = axes_of(grid) if by != "pairs" and graph.num_steps and len(grid) else None
     if axes is None and chosen != "cuda":
-        return sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
-    strict = walk(grid.strict)
+        return sweep(walk, grid, graph.num_requests, off_trace=off_trace, strict=strict, progress=progress)
+    base = walk(grid.strict) if strict is None else strict
 
-    def add_up(graph: Graph, progress: Progress | None) -> Sums:
-        if axes is None or chosen == "cuda":
-            from .device import sum_on_device
+    if axes is None or chosen == "cuda":
+        from .device import sum_on_device
 
-            return sum_on_device(graph, grid, mode, strict.counts[0], progress)
-        return sum_product(
-            graph, grid, axes, mode, strict.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
+        sums = sum_on_device(graph, grid, mode, base.counts[0], progress)
+    else:
+        sums = sum_product(
+            graph, grid, axes, mode, base.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
             progress=progress, note=note,
         )  # fmt: skip
-
-    sums, known = add_up(graph, progress), strict.exact[0]
-    paired = sums.kept - (~known).sum()
-    if off_trace == "stop" and not known.all():  # count again without the requests whose strict walk is not known
-        without = replace(graph, root=np.where(known, graph.root, END).astype(np.int32))
-        paired = add_up(without, None).kept - (~known).sum()  # those count, with no steps
-    return figures_of(sums, paired, graph.num_requests)
+    return figures_of(sums, graph.num_requests)
 
 
-def _counting(walks: Walks, off_trace: str) -> npt.NDArray[np.bool_]:
-    """Return bool (n, R): which requests are in the figures of a setting."""
-    return walks.exact if off_trace == "stop" else np.ones_like(walks.exact)
-
-
-def sums_of(walks: Walks, strict: Walks, off_trace: str) -> Sums:
+def sums_of(walks: Walks, strict: Walks, off_trace: str) -> GridSums:
     """Add up single walks over the requests that count."""
-    exact, keep = walks.exact, _counting(walks, off_trace)
+    exact = walks.exact
+    keep = exact if off_trace == "stop" else np.ones_like(exact)
     # The baseline leaves the comparison with the request that left the trace.
     paired = (keep & strict.exact[0]).astype(np.int64)
     counts = walks.counts.astype(np.int64)
@@ -242,39 +242,40 @@ def sums_of(walks: Walks, strict: Walks, off_trace: str) -> Sums:
     picked = strict.counts[0][:, [columns.STEPS, columns.ACCEPTED, columns.TOKENS]].astype(np.int64)
     spent = np.where(keep, walks.spent, 0.0)
     total = np.zeros(len(spent))
-    for one in spent.T:  # in the order of the requests, so that the sum is the same number wherever it is made
-        total += one
+    for ledger in spent.T:  # in the order of the requests, so that the sum is the same number wherever it is made
+        total += ledger
     kept = keep.sum(axis=1)
-    return Sums(
+    return GridSums(
         counts=np.einsum("nrc,nr->cn", counts, keep.astype(np.int64)),
         histogram=walks.histogram,
         kept=kept,
         exact=exact.sum(axis=1),
+        paired=paired.sum(axis=1),
         base=np.einsum("rc,nr->cn", picked, paired),
         same=same,
         spent=total,
         highest=np.where(kept > 0, spent.max(axis=1, initial=0.0), np.nan),
-        p95=masked_quantile(walks.spent, keep, 0.95) if exact.shape[1] else np.full(len(spent), np.nan),
+        p95=percentile(walks.spent, keep),
     )
 
 
-def figures_of(sums: Sums, paired: npt.NDArray[np.int64], requests: int) -> dict[str, npt.NDArray[Any]]:
+def figures_of(sums: GridSums, requests: int) -> dict[str, npt.NDArray[Any]]:
     """Return the figures of sums over a trace of a number of requests.
 
-    ``paired`` (n,) counts the requests whose strict walk is known as well. Unless it is for every request of a row,
-    nothing of strict matching is known of that row; and the gain of a row that has lost requests is none.
+    Unless the strict walk of every request of a row is known, nothing of strict matching is known of that row; and the
+    gain of a row that has lost requests is none.
     """
     steps, tokens = sums.counts[columns.STEPS], sums.counts[columns.TOKENS]
     accepted, drafted = sums.counts[columns.ACCEPTED], sums.counts[columns.DRAFTED]
     exact_share = ratio(sums.exact, np.full(len(sums.exact), requests))
-    matched = paired == sums.kept
+    matched = sums.paired == sums.kept
     strict_length = np.where(matched, ratio(sums.base[2], sums.base[0]), np.nan)
     gain = ratio(sums.same[1], sums.same[0]) / strict_length - 1.0
     return {
         "requests": sums.kept,
         "exact": exact_share == 1.0,
         "exact_share": exact_share,
-        "paired_requests": paired,
+        "paired_requests": sums.paired,
         "mean_acceptance_length": ratio(tokens, steps),
         "accepted_per_proposal": ratio(accepted, steps),
         "draft_acceptance_rate": ratio(accepted, drafted),

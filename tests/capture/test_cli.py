@@ -252,3 +252,11 @@ def test_help_loads_no_model_code() -> None:
     code += "print([m for m in ('torch', 'transformers', 'polars', 'numba', 'pyarrow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
     assert done.stdout.splitlines()[-1] == "[]" and "--max-new-tokens" in done.stdout, done.stderr
+
+
+def test_all_that_is_wrong_with_a_capture_is_one_line(saved: Path, tmp_path: Path, capsys: Capsys) -> None:
+    flags = ["--K", "0", "--stop", "naturl", "--rule", "asd", "--template-date", "x", "--target", "./nowhere"]
+    status, out, err = run(capsys, *usual(saved, tmp_path / "t"), *flags, "--temperature", "1")
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    for message in ("--K 0 is too small", "'natural'?", "needs a budget", "is no date", "./nowhere", "greedy"):
+        assert err.count(message) == 1, err

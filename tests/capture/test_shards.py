@@ -11,6 +11,7 @@ import pytest
 from asdsim.cli import main
 from asdsim.trace import read_trace
 from asdsim.trace.join import parse_shard
+from asdsim.trace.vocabulary import stored_ids
 from asdsim.trace.writer import TraceWriter
 from tests.support.tracefiles import difference
 
@@ -46,6 +47,9 @@ def test_shards_join_to_the_undivided_trace(number: int, saved: Path, tmp_path: 
     row = json.loads(out)["rows"][0]
     one, many = read_trace(tmp_path / "one"), read_trace(tmp_path / "many")
     assert status == 0 and row == {"requests": 7, "steps": one.steps.num_rows, "grids": 1}
+    for trace in (one, many):  # the text of every token, those of cover too
+        assert trace.vocabulary is not None
+        assert trace.vocabulary.ids.tolist() == stored_ids(trace.path, trace.manifest).tolist()
     assert many.request_ids() == one.request_ids() and many.manifest.grids == one.manifest.grids
     replays = [run(capsys, "replay", tmp_path / name, *GRID, "--json")[1] for name in ("one", "many")]
     frames = [json.loads(text)["rows"] for text in replays]
@@ -103,7 +107,9 @@ def test_a_capture_that_was_not_finished_says_so(saved: Path, tmp_path: Path, ca
     assert "requests   3 of 7: asdsim capture --resume goes on\n" in run(capsys, "inspect", part)[1]
     assert "not finished" not in run(capsys, "replay", full, *GRID)[2]
     assert "3 of 7 requests; the capture was not finished" in run(capsys, "replay", part, *GRID)[2]
-    assert run(capsys, "cover", part, *GRID)[0] == 0
+    status, _, err = run(capsys, "cover", part, *GRID)
+    assert status == 0 and "3 of 7 requests; the capture was not finished, --resume goes on" in err
+    assert "not finished" not in run(capsys, "cover", full, *GRID)[2]
     status, _, err = run(capsys, *arguments(saved, part, "--resume"))
     assert status == 0 and "the grids that were covered no longer are" in err
     assert read_trace(part).manifest.grids == []

@@ -121,6 +121,33 @@ def test_calibration_quartiles_are_linear(tmp_path: Path, ratios: list[float], f
     assert read_calibration(lines(tmp_path / "c.jsonl", *calibration(*ratios))).quartiles()[0] == first
 
 
+def test_every_quartile_is_linear(tmp_path: Path) -> None:
+    assert read_calibration(lines(tmp_path / "c.jsonl", *calibration(4, 1, 3, 2))).quartiles() == [1.75, 2.5, 3.25]
+
+
+def test_requests_that_leave_the_trace_are_left_out_and_counted(capsys, tmp_path: Path) -> None:
+    trace = write(tmp_path / "trace")
+    setting = ("--B", 1, "--g", "inf", "--M", "inf")
+    status, out, err = run(capsys, "convert", trace, *setting, "--json")
+    payload = json.loads(out)
+    row = json.loads(run(capsys, "replay", trace, *setting, "--off-trace", "stop", "--json")[1])["rows"][0]
+    assert status == 0 and payload["left_out"] == 2 and len(payload["rows"]) == 6 and row["exact_share"] == 6 / 8
+    assert "left out: 2 requests that left the trace under B=1" in err
+    for name in ("completion_tokens", "num_spec_steps", "num_accepted_draft_tokens"):
+        assert sum(record[name] for record in payload["rows"]) == row[name]
+    assert all(record["engine"] == "asdsim" for record in payload["rows"])
+
+
+def test_a_trace_is_converted_under_one_setting_into_a_file_of_rows(capsys, tmp_path: Path) -> None:
+    trace = write(tmp_path / "trace")
+    status, out, err = run(capsys, "convert", trace, "--B", "0,1", "--g", "1,inf", "--M", 1)
+    assert (status, out) == (2, "") and "4 settings given" in err
+    status, out, err = run(capsys, "convert", trace, "-o", tmp_path / "rows.txt")
+    assert (status, out) == (2, "") and "cannot tell the format of" in err and not (tmp_path / "rows.txt").exists()
+    status, _, err = run(capsys, "convert", lines(tmp_path / "a.jsonl", RECORD), "--B", 0, "--g", 0, "--M", 0)
+    assert status == 2 and "a setting belongs to a trace" in err
+
+
 def test_calibration_is_marked_not_replayable(capsys, tmp_path: Path) -> None:
     source, out = lines(tmp_path / "c.jsonl", *calibration(1, 2)), tmp_path / "c.parquet"
     status, text, err = run(capsys, "convert", source, "-o", out, "--json")

@@ -82,6 +82,6 @@ def test_light_modules_stay_light(call: str) -> None:
 
 
 def test_plots_need_no_pyplot_at_run_time() -> None:
-    code = "import asdsim.plots.draw, sys\nprint('matplotlib.pyplot' in sys.modules, 'torch' in sys.modules)"
+    code = "import asdsim.plots.all, sys\nprint('matplotlib.pyplot' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
     assert done.stdout.split() == ["False", "False"]

@@ -10,7 +10,7 @@ import pytest
 
 import asdsim
 from asdsim.errors import UsageError
-from asdsim.evaluate.quality import judge
+from asdsim.evaluate.quality import Evaluator
 from asdsim.plots import quality as plots_quality
 from asdsim.rules.settings import Grid
 from asdsim.stats import Intervals
@@ -27,7 +27,8 @@ def test_front_keeps_what_nothing_beats() -> None:
 @pytest.fixture(scope="module")
 def frame() -> pl.DataFrame:
     trace = asdsim.load(TRACE)
-    return judge(trace, Grid.product("0,2,8", ".25,.5", "1,2"), scorer=lambda r, tokens: r % 2 == 0).frame()
+    evaluator = Evaluator(trace, scorer=lambda r, tokens: r % 2 == 0)
+    return evaluator.evaluate(Grid.product("0,2,8", ".25,.5", "1,2")).frame()
 
 
 def test_fronts_show_every_exact_setting_and_intervals_of_the_best(frame) -> None:
@@ -69,3 +70,18 @@ def test_acceptance_names_lengths_with_their_intervals() -> None:
     figure = plots_quality.acceptance({"strict": (share, one, one)}, {"strict": (1.75, 1.5, 2.0)})
     assert figure.legends[0].get_texts()[0].get_text() == "strict: 1.75 tokens per step (1.50 to 2.00)"
     assert [bar.get_height() for bar in figure.axes[0].patches] == [25.0, 75.0]
+
+
+def test_accuracy_is_left_out_where_strict_has_nothing_right() -> None:
+    trace = asdsim.load(TRACE)
+    none_right = Evaluator(trace, scorer=lambda r, tokens: False).evaluate(Grid.product("0,8", 0.25, 2)).frame()
+    figure = plots_quality.pareto_fronts(none_right, ["regret_per_token", "accuracy"], gain="mean_acceptance_length")
+    assert len(figure.axes) == 1
+
+
+def test_strict_has_no_interval_for_differing_from_itself(frame) -> None:
+    figure = plots_quality.pareto_fronts(frame, ["outputs_differ_share"], gain="mean_acceptance_length")
+    (axes,) = figure.axes
+    across = axes.collections[1].get_segments()  # horizontal bars of the front, strict first
+    assert across[0][0].tolist() == across[0][1].tolist()
+    assert axes.get_xlim()[0] <= 0

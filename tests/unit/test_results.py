@@ -15,7 +15,7 @@ from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
 from asdsim.errors import UsageError
 from asdsim.records import RequestRecord
-from asdsim.rules.settings import STRICT, Grid, Policy
+from asdsim.rules.settings import STRICT, Grid, Policy, rule_grids
 from asdsim.trace.graph import build_graph
 from asdsim.trace.manifest import Manifest
 from asdsim.trace.writer import TraceWriter
@@ -135,6 +135,16 @@ def test_a_baseline_that_accepts_ties_says_so(loose) -> None:
     assert rows["lightllm"]["baseline"] == "B=0 of lightllm (accepts ties)"
 
 
+def test_a_row_is_exact_where_no_request_is_missing_at_all() -> None:
+    grid = Grid.product([8, 12, 16], [0.25, 1], [2, math.inf])
+    graph = build_graph(asdsim.load(TRACES / "smollm2-layerskip"))
+    share = walk_grid(graph, grid).exact.mean(axis=1)
+    assert ((share > 0.5) & (share < 1)).any() and (share == 1).any()
+    for off_trace in ("stop", "recorded"):
+        rows = sweep_graph(graph, grid, off_trace=off_trace)
+        assert np.array_equal(rows["exact"], share == 1) and np.array_equal(rows["exact_share"], share)
+
+
 def test_draws_are_averaged_as_everywhere_and_exact_walks_are_themselves(loose) -> None:
     graph = build_graph(asdsim.load(loose[0]))
     grid = Grid.product([0, 0.5, 2, math.inf], [0.25, 2], [1, 2])
@@ -197,3 +207,24 @@ def test_survivors_do_not_compete(tmp_path: Path) -> None:
 def test_the_package_shows_its_public_names() -> None:
     assert dir(asdsim) == sorted(asdsim.__all__) and {"load", "replay", "Result"} <= set(dir(asdsim))
     assert all(hasattr(asdsim, name) for name in dir(asdsim))
+
+
+@pytest.mark.parametrize("off_trace", ["stop", "aligned", "pooled"])
+def test_truncated_blocks_are_compared_with_strict_on_whole_ones(loose, tmp_path: Path, off_trace: str) -> None:
+    path = tmp_path / "trace"
+    write(path, STRICT)
+    cover_rule = rule_grids("truncate", {"K": [2]})[0]
+    trace = asdsim.load(path)
+    held = [(record, trace.steps_of(record.request_id)) for record in trace.request_records()]
+    with TraceWriter.append(path) as writer:
+        cover(
+            held, lambda graph: demand_of(graph, [cover_rule]), BatchRunner(*loose[1:], K, Recorder()),
+            writer.add_steps, settings=1, build=lambda rows: build_graph(rows, cover_rule.layout),
+        )  # fmt: skip
+    row = asdsim.replay(path, rule="truncate", K=2, off_trace=off_trace).rows()[0]
+    strict = asdsim.replay(path, B=0, g=1, M=1).rows()[0]
+    assert row["exact"] and row["strict_mean_acceptance_length"] == strict["mean_acceptance_length"]
+    assert row["mean_acceptance_length"] < strict["mean_acceptance_length"] and row["acceptance_length_gain"] < 0
+    assert row["completion_tokens"] == strict["completion_tokens"]
+    oracle = asdsim.replay(path, rule="truncate", K=2, device="reference").rows()[0]
+    assert oracle["acceptance_length_gain"] == row["acceptance_length_gain"]

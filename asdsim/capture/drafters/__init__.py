@@ -56,10 +56,12 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(item) for item in items}))
 
 
-def check_head(spec: str, *, overrides: Mapping[str, Any] | None = None, **loading: Any) -> Any:
+def check_head(
+    spec: str, *, num_draft_tokens: int | None = None, overrides: Mapping[str, Any] | None = None, **loading: Any
+) -> Any:
     """Refuse, before a target is loaded, what a head's files alone can tell; nothing to do for other drafters.
 
-    Parameters are those of :func:`make_drafter`.
+    Parameters are those of :func:`make_drafter`, and K.
 
     Returns
     -------
@@ -78,8 +80,9 @@ def check_head(spec: str, *, overrides: Mapping[str, Any] | None = None, **loadi
     from .heads import check_files
 
     return check_files(
-        name, argument, overrides=overrides, revision=loading.get("revision"), offline=bool(loading.get("offline"))
-    )
+        name, argument, num_draft_tokens=num_draft_tokens, overrides=overrides, revision=loading.get("revision"),
+        offline=bool(loading.get("offline")),
+    )  # fmt: skip
 
 
 def make_drafter(

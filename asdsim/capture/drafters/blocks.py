@@ -45,7 +45,7 @@ class Rotary:
         """Turn ``x`` (batch, heads, n, width) to ``positions`` (batch or 1, n)."""
         if self.inner.inv_freq.device != x.device:
             self.inner.to(x.device)
-        cos, sin = (part[:, None] for part in self.inner(x, positions))
+        cos, sin = (table[:, None] for table in self.inner(x, positions))
         first, second = x.chunk(2, dim=-1)
         result: torch.Tensor = x * cos + torch.cat([-second, first], dim=-1) * sin
         return result
@@ -70,9 +70,9 @@ def looking_back(queries: torch.Tensor, keys: torch.Tensor, window: int | None =
     -------
     bool tensor (.., n, m)
     """
-    at, key = queries[..., :, None], keys[..., None, :]
-    seen = (key <= at) & (key >= 0)
-    return seen if window is None else seen & (key > at - window)
+    query, key = queries[..., :, None], keys[..., None, :]
+    seen = (key <= query) & (key >= 0)
+    return seen if window is None else seen & (key > query - window)
 
 
 def attend(
@@ -90,7 +90,7 @@ def attend(
     """
     share = queries.shape[1] // keys.shape[1]
     if share > 1:
-        keys, values = (part.repeat_interleave(share, dim=1) for part in (keys, values))
+        keys, values = (held.repeat_interleave(share, dim=1) for held in (keys, values))
     out = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
     return out.transpose(1, 2).flatten(2)
 

@@ -220,8 +220,10 @@ def rope_of(checkpoint: Checkpoint, given: float | None = None, layer_type: str 
         if value is not None:
             rope[key] = value
     for key in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "low_freq_factor"):
-        if key in rope and rope[key] <= 0:
-            raise CaptureError(f"{key} is {rope[key]:g}, not above 0", where=table.where)
+        if key in rope and not 0 < rope[key] <= 1e9:
+            raise CaptureError(f"{key} is {rope[key]:g}, not from above 0 to 1e9", where=table.where)
+    if rope.get("high_freq_factor", math.inf) <= rope.get("low_freq_factor", 0):
+        raise CaptureError("high_freq_factor is not above low_freq_factor", where=table.where)
     if "original_max_position_embeddings" in rope:
         rope["original_max_position_embeddings"] = int(rope["original_max_position_embeddings"])
     elif kind == "yarn":  # as Transformers takes it
@@ -256,9 +258,8 @@ def _rope_table(checkpoint: Checkpoint, layer_type: str) -> Fields:
 
 
 def _theta(checkpoint: Checkpoint, table: Fields, given: float | None) -> float:
-    if given is not None:
-        return float(given)
-    thetas = {fields.number("rope_theta", None) for fields in (checkpoint.layer, table)} - {None}
+    named = {fields.number("rope_theta", None) for fields in (checkpoint.layer, table)} - {None}
+    thetas = named if given is None else {float(given)}
     if not thetas:
         raise checkpoint.error(
             "config.json names no RoPE theta",
@@ -267,8 +268,8 @@ def _theta(checkpoint: Checkpoint, table: Fields, given: float | None) -> float:
     if len(thetas) > 1:
         raise checkpoint.error(f"two RoPE thetas, {sorted(thetas)}", "choose one with --draft-rope-theta")
     theta = float(thetas.pop())
-    if theta <= 0:
-        raise checkpoint.error(f"rope_theta is {theta:g}, not above 0", "give --draft-rope-theta")
+    if theta <= 1:
+        raise checkpoint.error(f"rope_theta is {theta:g}, not above 1", "give --draft-rope-theta")
     return theta
 
 
@@ -356,6 +357,14 @@ def _types_of(checkpoint: Checkpoint, types: list[str], layers: int) -> list[str
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def count_of(checkpoint: Checkpoint, what: str, numbers: set[int]) -> int:
+    """Return how many layers or heads there are, from the numbers in the names of tensors; refuse a gap."""
+    missing = set(range(len(numbers))) - numbers
+    if missing:
+        raise checkpoint.error(f"the tensors of {what} {min(missing)} are missing")
+    return len(numbers)
 
 
 def check_layers(checkpoint: Checkpoint, layers: int) -> None:

@@ -31,6 +31,7 @@ from .configuration import (
     activation_of,
     attention_shape,
     check_layers,
+    count_of,
     epsilon_of,
     positions_of,
     refuse_unread,
@@ -41,7 +42,7 @@ from .configuration import (
 from .formats import Checkpoint, need
 from .heads import Borrowed, Head, check_size, fill, target_shape, tied, vocabulary_of
 
-LAYER = re.compile(r"layers\.(\d+)\.")
+LAYER = re.compile(r"layers\.(\d{1,4})\.")
 
 
 class Attention(torch.nn.Module):
@@ -59,6 +60,7 @@ class Attention(torch.nn.Module):
 
     def entries(self, x: torch.Tensor, positions: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values (batch, heads, n, width) of context or block ``x`` (batch, n, d)."""
+        # Keys are normed before they are turned, so that they can be kept with their positions.
         keys = self.k_norm(heads_of(self.k_proj(x), self.head_dim))
         return rotary(keys, positions), heads_of(self.v_proj(x), self.head_dim)
 
@@ -247,7 +249,7 @@ class DSpark(Head):
         block, mask_id = (_whole(checkpoint, key) for key in ("block_size", "mask_token_id"))
         if not 0 <= mask_id < vocab_size:
             raise checkpoint.error(f"the mask is token {mask_id}, the target has {vocab_size}")
-        layers = 1 + max(int(match[1]) for match in map(LAYER.match, tensors) if match)
+        layers = count_of(checkpoint, "layer", {int(match[1]) for match in map(LAYER.match, tensors) if match})
         check_layers(checkpoint, layers)
         windows = windows_of(checkpoint, layers)
         ropes = {
@@ -261,7 +263,7 @@ class DSpark(Head):
                 **attention_shape(checkpoint, q_proj, k_proj), layers=layers, token_ids=token_ids,
                 own_embedding="embed_tokens.weight" in tensors, own_output="lm_head.weight" in tensors,
                 rank=_rank(checkpoint, tensors), markov=_markov(tensors), warm=checkpoint.from_speculators,
-                confidence=_confidence(tensors, width), bias="layers.0.self_attn.q_proj.bias" in tensors,
+                confidence=_confidence(checkpoint, tensors, width), bias="layers.0.self_attn.q_proj.bias" in tensors,
                 act=activation_of(checkpoint), eps=epsilon_of(checkpoint), windows=windows,
                 sliding_rope=ropes.get(SLIDING),
             )  # fmt: skip
@@ -293,20 +295,19 @@ class DSpark(Head):
         list of (bool tensor, broadcastable to (batch, heads, B, n + B)) or None
             None where a slot looks everywhere.
         """
-        real = (places >= 0)[:, None, None]
         context, slots = places[:, None, : -self.block], places[:, -self.block :, None]
 
         def mask(window: Window) -> torch.Tensor | None:
             if window.size is None and not window.causal:
-                return real if padded else None
+                return (places >= 0)[:, None, None] if padded else None
             seen = (context >= 0).expand(-1, self.block, -1)
-            if window.size is not None:
+            if window.size is not None:  # it cuts the context only: a block is shorter than any trained window
                 seen = seen & (context >= (slots[:, :1] if window.anchored else slots + 1) - window.size)
             own = slots.mT <= slots if window.causal else torch.ones_like(slots.mT <= slots)
             return torch.cat([seen, own], -1)[:, None]
 
-        made = {window: mask(window) for window in set(self.windows)}
-        return [made[window] for window in self.windows]
+        masks = {window: mask(window) for window in set(self.windows)}
+        return [masks[window] for window in self.windows]
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, masks: Sequence[torch.Tensor | None], memory: Memory
@@ -410,10 +411,10 @@ class DSpark(Head):
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft for unrelated prefixes in one batch, contexts padded on the left."""
         device, longest = states[0].device, max(map(len, states))
-        counts = torch.tensor([len(part) for part in states], device=device)
+        counts = torch.tensor(list(map(len, states)), device=device)
         padded = states[0].new_zeros((len(ids), longest, states[0].shape[-1]))
-        for row, part in enumerate(states):
-            padded[row, longest - len(part) :] = part
+        for row, prefix_states in enumerate(states):
+            padded[row, longest - len(prefix_states) :] = prefix_states
         places = torch.arange(longest + self.block, device=device) - (longest - counts)[:, None]
         memory = self.memory()
         self.extend(padded, places[:, :longest].clamp(min=0), memory)
@@ -428,7 +429,8 @@ EMBEDDINGS = ("embed_tokens.weight", "markov_head.markov_w1.weight")
 
 
 def _whole(checkpoint: Checkpoint, key: str) -> int:
-    value: int | None = checkpoint.fields(key).whole(key, None, least=1 if key == "block_size" else 0)
+    bounds = {"least": 1, "most": 1 << 12} if key == "block_size" else {}
+    value: int | None = checkpoint.fields(key).whole(key, None, **bounds)
     if value is None:
         raise checkpoint.error(f"config.json does not say {key}")
     return value
@@ -442,7 +444,8 @@ def _anchor(checkpoint: Checkpoint) -> str:
         first = not bonus
     if first is None and "dflash_config" in checkpoint.config:
         first = False
-    if first is None and any("DSparkModel" in str(name) for name in checkpoint.config.get("architectures") or ()):
+    architectures = checkpoint.fields("architectures").list_of("text", "architectures", [])
+    if first is None and any("DSparkModel" in name for name in architectures):
         first = True
     if first is None:
         raise checkpoint.error(
@@ -454,8 +457,8 @@ def _anchor(checkpoint: Checkpoint) -> str:
 
 def _rank(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> int:
     """Return the rank of the Markov term, 0 without one."""
-    w1 = tensors.get("markov_head.markov_w1.weight")
-    rank = 0 if w1 is None else w1.shape[1]
+    name = "markov_head.markov_w1.weight"
+    rank = need(checkpoint, tensors, name).shape[1] if name in tensors else 0
     named = checkpoint.fields("markov_rank").whole("markov_rank", rank)
     if named != rank:
         raise checkpoint.error(f"config.json says Markov rank {named}, tensors {rank}")
@@ -463,14 +466,14 @@ def _rank(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def _markov(tensors: Mapping[str, torch.Tensor]) -> str:
-    for part, kind in (("gate_proj", "gated"), ("joint_proj", "rnn")):
-        if f"markov_head.{part}.weight" in tensors:
+    for name, kind in (("gate_proj", "gated"), ("joint_proj", "rnn")):
+        if f"markov_head.{name}.weight" in tensors:
             return kind
     return "vanilla"
 
 
-def _confidence(tensors: Mapping[str, torch.Tensor], width: int) -> str | None:
-    proj = tensors.get("confidence_head.proj.weight")
-    if proj is None:
+def _confidence(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], width: int) -> str | None:
+    name = "confidence_head.proj.weight"
+    if name not in tensors:
         return None
-    return "hidden" if proj.shape[1] == width else "markov"
+    return "hidden" if need(checkpoint, tensors, name).shape[1] == width else "markov"

@@ -188,6 +188,10 @@ class Eagle3(Head):
         for key, name in (("fc_norm", "fc_norm.0.weight"), ("norm_before_fc", "input_norm.weight")):
             if flags[key] and name not in tensors:
                 raise checkpoint.error(f"{key} is true, but tensor {name} is missing")
+        if not checkpoint.from_speculators and not checkpoint.fields("norm_output").flag("norm_output", True):
+            raise CaptureError(  # SpecForge's key; in speculators it is about the feature that a draft leaves
+                "norm_output is false: a head without a last norm is not supported", where=checkpoint.where
+            )
         rope = rope_of(checkpoint, overrides.get("rope_theta"), window.layer_type)
         with torch.device("meta"):
             head = cls(
@@ -195,7 +199,7 @@ class Eagle3(Head):
                 **attention_shape(checkpoint, q_proj, k_proj), token_ids=token_ids,
                 own_embedding="embed_tokens.weight" in tensors, own_output="lm_head.weight" in tensors,
                 norm_before_residual=flags["norm_before_residual"],
-                # SpecForge's key of this name is the norm before the projection, which every head has.
+                # SpecForge's key of this name is the norm before the projection.
                 norm_output=checkpoint.from_speculators and flags["norm_output"],
                 fc_norm="fc_norm.0.weight" in tensors, input_norm="input_norm.weight" in tensors,
                 bias="layer.self_attn.q_proj.bias" in tensors, norms="layer.self_attn.q_norm.weight" in tensors,
@@ -216,8 +220,8 @@ class Eagle3(Head):
         if hasattr(self, "input_norm"):
             states = self.input_norm(states)
         if hasattr(self, "fc_norm"):
-            parts = states.split(self.hidden_size, dim=-1)
-            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            taps = states.split(self.hidden_size, dim=-1)
+            states = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1)
         result: torch.Tensor = self.fc(states)
         return result
 
@@ -251,7 +255,7 @@ class Eagle3(Head):
             z = residual = self.fc(torch.cat([embedding, features], dim=-1))
         else:
             normed = layer.hidden_norm(features)
-            z = torch.cat([layer.input_layernorm(embedding), normed], dim=-1)
+            z = torch.cat([layer.input_layernorm(embedding), normed], dim=-1)  # in the order of the public weights
             residual = normed if self.norm_before_residual else features
         x = residual + layer.self_attn(z, positions, self.rotary, mask, memory)
         result: torch.Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -286,12 +290,12 @@ class Eagle3(Head):
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft for unrelated prefixes in one batch, padded on the left."""
         device, longest = states[0].device, max(map(len, states))
-        counts = torch.tensor([len(part) for part in states], device=device)
+        counts = torch.tensor(list(map(len, states)), device=device)
         tokens = torch.zeros((len(ids), longest), dtype=torch.int64)
         padded = states[0].new_zeros((len(ids), longest, states[0].shape[-1]))
-        for row, (prefix, part) in enumerate(zip(ids, states, strict=True)):
-            tokens[row, longest - len(part) :] = torch.tensor(prefix[1:])
-            padded[row, longest - len(part) :] = part
+        for row, (prefix, prefix_states) in enumerate(zip(ids, states, strict=True)):
+            tokens[row, longest - len(prefix_states) :] = torch.tensor(prefix[1:])
+            padded[row, longest - len(prefix_states) :] = prefix_states
         places = torch.arange(longest, device=device) - (longest - counts)[:, None]  # negative: padding
         itself = torch.eye(longest, dtype=torch.bool, device=device)  # padding looks at itself, or it would be NaN
         mask = (looking_back(places, places, self.window) | itself)[:, None]
@@ -311,6 +315,7 @@ class Eagle3(Head):
             rows.append(self.logits(x))
             picked.append(self.tokens_of(rows[-1].argmax(-1)))
             if step + 1 < steps:
+                # All drafts before it are seen, and of the true entries no others: so such heads are trained.
                 mask = torch.cat([mask, mask.new_ones((*mask.shape[:-1], 1))], dim=-1)
                 feature = self.norm(x) if self.norm_output else x
                 x = self(picked[-1], feature, (position + step)[:, None], mask, memory)

@@ -216,11 +216,11 @@ def _read_indexed(index: Path) -> dict[str, torch.Tensor]:
             )
     tensors: dict[str, torch.Tensor] = {}
     for name in names:
-        part = _read_tensors(index.parent / name)
+        shard = _read_tensors(index.parent / name)
         for tensor, file in place.items():
-            if file == name and tensor not in part:
+            if file == name and tensor not in shard:
                 raise CaptureError(f"tensor {shown(tensor)} is not in {shown(name)}", where=str(index))
-        _merge(tensors, part, index.parent / name)
+        _merge(tensors, shard, index.parent / name)
     return tensors
 
 
@@ -231,14 +231,14 @@ def _read_all(files: Sequence[Path]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _merge(tensors: dict[str, torch.Tensor], part: Mapping[str, torch.Tensor], file: Path) -> None:
-    twice = sorted(tensors.keys() & part.keys())
+def _merge(tensors: dict[str, torch.Tensor], more: Mapping[str, torch.Tensor], file: Path) -> None:
+    twice = sorted(tensors.keys() & more.keys())
     if twice:
         raise CaptureError(
             f"tensor {shown(twice[0])} is in another file too", where=str(file),
             fix="remove the files that do not belong to the head, or add its index",
         )  # fmt: skip
-    tensors.update(part)
+    tensors.update(more)
 
 
 def _check_shards(files: Sequence[Path]) -> None:

@@ -11,6 +11,7 @@ a proposal is a function of the prefix. A prefix of one token has no states, and
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -22,8 +23,9 @@ from ...engines.transformers.forward import common_prefix
 from ...engines.transformers.model import config_sha256
 from ...errors import CaptureError, UsageError
 from ...files import Fields
+from ..loop import check_width
 from .configuration import refuse_unread
-from .formats import Checkpoint, check_dtypes, marked_tokens, read_checkpoint, whole_map
+from .formats import Checkpoint, check_dtypes, marked_tokens, need, read_checkpoint, whole_map
 
 CLASSES = {"medusa": "Medusa", "eagle3": "Eagle3", "dspark": "DSpark"}
 """Kinds of heads: module beside this one, and the class in it."""
@@ -230,28 +232,36 @@ class HeadBatch:
         rows = [list(prefix) for prefix in prefixes]
         states = self._target.states_many([row[:-1] for row in rows], head.taps)
         some = [n for n, row in enumerate(rows) if len(row) > 1]
-        found = [Proposal([]) for _ in rows]
+        proposals = [Proposal([]) for _ in rows]
         if some:
             drafts = head.draft_many([rows[n] for n in some], [states[n] for n in some], num_draft_tokens)
             for n, (tokens, logits) in zip(some, drafts, strict=True):
-                found[n] = proposal_of(head, tokens, logits, keep)
-        return found
+                proposals[n] = proposal_of(head, tokens, logits, keep)
+        return proposals
 
 
 def check_files(
     kind: str,
     name: str,
     *,
+    num_draft_tokens: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     revision: str | None = None,
     offline: bool = False,
 ) -> Checkpoint:
     """Read a checkpoint and refuse all that its files alone can tell, without its target.
 
-    Parameters and errors are those of :func:`load_head`.
+    Other parameters and errors are those of :func:`load_head`.
+
+    Parameters
+    ----------
+    num_draft_tokens : int, optional
+        K, which must be one that the head can draft.
     """
     checkpoint = _read_kind(kind, name, revision, offline)
-    head_class(kind).from_checkpoint(checkpoint, Claimed(checkpoint), **_said(overrides))
+    head = head_class(kind).from_checkpoint(checkpoint, Claimed(checkpoint), **_said(overrides))
+    if num_draft_tokens is not None:
+        check_width(f"{kind}:{name}", head.max_draft_tokens, num_draft_tokens)
     return checkpoint
 
 
@@ -319,8 +329,8 @@ def _read_kind(kind: str, name: str, revision: str | None, offline: bool) -> Che
 
 def head_class(kind: str) -> type[Head]:
     """Return the class of a kind of heads."""
-    found: type[Head] = getattr(import_module(f".{kind}", __package__), CLASSES[kind])
-    return found
+    loaded: type[Head] = getattr(import_module(f".{kind}", __package__), CLASSES[kind])
+    return loaded
 
 
 def output_head(target_model: Any) -> Any:
@@ -374,11 +384,11 @@ class Claimed:
 
 
 def _claimed_width(checkpoint: Checkpoint) -> int:
-    named = checkpoint.fields("target_hidden_size").whole("target_hidden_size", 0)
+    named = checkpoint.fields("target_hidden_size").whole("target_hidden_size", 0, most=1 << 20)
     if named:
         return named
     fc = checkpoint.tensors.get("fc.weight", checkpoint.tensors.get("model.fc.weight"))
-    if fc is None or fc.ndim != 2:
+    if fc is None or fc.ndim != 2 or not fc.numel():
         square = [t for t in checkpoint.tensors.values() if t.ndim == 2 and t.shape[0] == t.shape[1]]
         return int(square[0].shape[0]) if square else 1
     return int(fc.shape[0] if fc.shape[1] % fc.shape[0] == 0 else fc.shape[1] // 3)
@@ -386,16 +396,16 @@ def _claimed_width(checkpoint: Checkpoint) -> int:
 
 def _claimed_vocabulary(checkpoint: Checkpoint) -> int:
     """Return the vocabulary that the configuration or a tensor names; more than any where none does."""
-    named = checkpoint.layer.whole("vocab_size", 0)
+    named = checkpoint.layer.whole("vocab_size", 0, most=1 << 31)
     if named:
         return named
     tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors.items()}
     for name in ("embed_tokens.weight", "markov_head.markov_w1.weight", "t2d"):
         if name in tensors and tensors[name].ndim:
             return len(tensors[name])
-    mapped = {"d2t", "token_map"} & tensors.keys()
-    rows = [t.shape[0] for t in tensors.values() if t.ndim == 2 and t.shape[0] > 1 and t.shape[1] < t.shape[0]]
-    return max(rows) if rows and not mapped else 1 << 31
+    outputs = re.compile(r"lm_head\.weight|lm_heads\.\d+\.weight|(medusa_head\.)?\d+\.\d+\.weight")
+    rows = [len(tensor) for name, tensor in tensors.items() if outputs.fullmatch(name) and tensor.ndim]
+    return max(rows) if rows and not {"d2t", "token_map"} & tensors.keys() else 1 << 31
 
 
 def vocabulary_of(
@@ -423,21 +433,22 @@ def vocabulary_of(
     named = checkpoint.layer.whole("vocab_size", 0)
     sizes = {"config.json": named} if named else {}
     sizes |= {"t2d": len(maps["t2d"])} if maps.get("t2d") is not None and maps["t2d"].ndim else {}
-    sizes |= {name: tensors[name].shape[0] for name in embeddings if name in tensors}
+    sizes |= {name: len(need(checkpoint, tensors, name)) for name in embeddings if name in tensors}
     if len(set(sizes.values())) > 1:
         counts = ", ".join(f"{size} in {place}" for place, size in sizes.items())
         raise checkpoint.error(f"its files disagree on the size of the vocabulary: {counts}")
     for size in sizes.values():
         check_size(checkpoint, "vocabulary", size, vocab_size)
-    token_ids = draft_vocabulary(checkpoint, maps, tensors.get("lm_head.weight"), vocab_size)
+    output = need(checkpoint, tensors, "lm_head.weight") if "lm_head.weight" in tensors else None
+    token_ids = draft_vocabulary(checkpoint, maps, output, vocab_size)
     drafted = checkpoint.fields("draft_vocab_size").whole("draft_vocab_size", 0)
     if drafted and drafted != (vocab_size if token_ids is None else len(token_ids)):
         if token_ids is None:
             raise checkpoint.error(f"draft_vocab_size is {drafted}, and d2t, which names these tokens, is missing")
         raise checkpoint.error(f"draft_vocab_size is {drafted}, the maps name {len(token_ids)} tokens")
-    for part in ("embed_tokens", "lm_head"):
-        if f"{part}.weight" not in tensors and width != target_width:
-            raise checkpoint.error(f"tensor {part}.weight is missing, and the target's does not fit")
+    for name in ("embed_tokens", "lm_head"):
+        if f"{name}.weight" not in tensors and width != target_width:
+            raise checkpoint.error(f"tensor {name}.weight is missing, and the target's does not fit")
     return token_ids
 
 
@@ -468,13 +479,13 @@ def draft_vocabulary(
 
 def tied(checkpoint: Checkpoint, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors with the head's own embedding as its projection, where the configuration ties the two."""
-    both = [tensors.get(f"{part}.weight") for part in ("embed_tokens", "lm_head")]
+    embedding, output = tensors.get("embed_tokens.weight"), tensors.get("lm_head.weight")
     top = Fields(checkpoint.config, checkpoint.where, CaptureError)  # in a table it is the target's
-    if not top.flag("tie_word_embeddings", False) or both[0] is None:
+    if not top.flag("tie_word_embeddings", False) or embedding is None:
         return tensors
-    if both[1] is not None and not torch.equal(both[0], both[1]):
+    if output is not None and not torch.equal(embedding, output):
         raise checkpoint.error("tie_word_embeddings is true, but embed_tokens.weight and lm_head.weight differ")
-    return {**tensors, "lm_head.weight": both[0]}
+    return {**tensors, "lm_head.weight": embedding}
 
 
 def fill(head: Head, checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], target_model: Any) -> Any:
@@ -522,11 +533,11 @@ class Borrowed:
 
 def _rows(output: Any, token_ids: torch.Tensor) -> torch.nn.Linear:
     weight, bias = output.weight.detach(), getattr(output, "bias", None)
-    part = torch.nn.Linear(weight.shape[1], len(token_ids), bias=bias is not None, device="meta")
-    part.weight = torch.nn.Parameter(weight[token_ids.to(weight.device)], requires_grad=False)
+    rows = torch.nn.Linear(weight.shape[1], len(token_ids), bias=bias is not None, device="meta")
+    rows.weight = torch.nn.Parameter(weight[token_ids.to(weight.device)], requires_grad=False)
     if bias is not None:
-        part.bias = torch.nn.Parameter(bias.detach()[token_ids.to(weight.device)], requires_grad=False)
-    return part
+        rows.bias = torch.nn.Parameter(bias.detach()[token_ids.to(weight.device)], requires_grad=False)
+    return rows
 
 
 def check_token_ids(checkpoint: Checkpoint, token_ids: torch.Tensor, vocab_size: int) -> None:

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .configuration import refuse_unread
-from .formats import Checkpoint, whole_map
+from .configuration import count_of, refuse_unread
+from .formats import Checkpoint, need, whole_map
 from .heads import Borrowed, Head, check_size, check_token_ids, fill, target_shape
 
 NAMES = (
-    (re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.linear\.(weight|bias)"), "blocks.{}.{}.{}"),
-    (re.compile(r"(?:medusa_head\.)?(\d+)\.\d+\.weight"), "outputs.{}.weight"),
-    (re.compile(r"(?:model\.)?blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"), "blocks.{}.{}.{}"),  # vLLM
-    (re.compile(r"(?:model\.)?lm_heads\.(\d+)\.weight"), "outputs.{}.weight"),
+    (re.compile(r"(?:medusa_head\.)?(\d{1,4})\.(\d{1,4})\.linear\.(weight|bias)"), "blocks.{}.{}.{}"),
+    (re.compile(r"(?:medusa_head\.)?(\d{1,4})\.\d{1,4}\.weight"), "outputs.{}.weight"),
+    (re.compile(r"(?:model\.)?blocks\.(\d{1,4})\.layers\.(\d{1,4})\.(weight|bias)"), "blocks.{}.{}.{}"),  # vLLM
+    (re.compile(r"(?:model\.)?lm_heads\.(\d{1,4})\.weight"), "outputs.{}.weight"),
     (re.compile(r"(?:model\.)?lm_head\.weight"), "outputs.0.weight"),  # one for all heads
 )
 """Tensor names of the public layouts, and ours."""
@@ -77,10 +77,9 @@ class Medusa(Head):
         if other:
             raise checkpoint.error(f"tensor {next(iter(other))} has no place in a medusa head")
         width, vocab_size, _ = target_shape(target_model)
-        block = tensors.get("blocks.0.0.weight")
-        if block is None:
+        if "blocks.0.0.weight" not in tensors:
             raise checkpoint.error("the first Medusa head has no residual block")
-        check_size(checkpoint, "hidden size", block.shape[0], width)
+        check_size(checkpoint, "hidden size", need(checkpoint, tensors, "blocks.0.0.weight").shape[0], width)
         named = checkpoint.layer.whole("vocab_size", vocab_size)
         check_size(checkpoint, "vocabulary", named, vocab_size)
         token_ids = None if mapped is None else whole_map(checkpoint, "token_map", mapped)
@@ -92,11 +91,13 @@ class Medusa(Head):
                 f"truncated_vocab_size is {checkpoint.layer.whole('truncated_vocab_size')}, "
                 + ("and token_map, which names these tokens, is missing" if mapped is None else f"token_map has {rows}")
             )
-        outputs = [tensor for name, tensor in tensors.items() if name.startswith("outputs.")]
+        outputs = [need(checkpoint, tensors, name) for name in tensors if name.startswith("outputs.")]
         if outputs:
             check_size(checkpoint, "vocabulary", outputs[0].shape[0], rows)
         places = [tuple(map(int, name.split(".")[1:3])) for name in tensors if name.startswith("blocks.")]
-        heads, layers = (1 + max(place[axis] for place in places) for axis in (0, 1))
+        heads, layers = (
+            count_of(checkpoint, what, {place[axis] for place in places}) for axis, what in enumerate(("head", "block"))
+        )
         _check_counts(checkpoint, heads, layers)
         if len(outputs) not in (0, 1, heads):
             raise checkpoint.error(f"{heads} heads, but {len(outputs)} projections")
@@ -131,7 +132,9 @@ class Medusa(Head):
         self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft from the last states."""
-        rows = self.logits(torch.stack([part[-1] for part in states]), min(num_draft_tokens, len(self.blocks)))
+        rows = self.logits(
+            torch.stack([prefix_states[-1] for prefix_states in states]), min(num_draft_tokens, len(self.blocks))
+        )
         return list(zip(self.tokens_of(rows.argmax(-1)).tolist(), rows, strict=True))
 
 
