@@ -21,11 +21,11 @@ import numpy as np
 from ..errors import AsdsimError, UsageError
 from ..evaluate.figures import FIGURES
 from ..evaluate.scorers import make_scorer
-from ..evaluate.strips import is_strict, name_of
+from ..evaluate.strips import name_of
 from ..files import plain, write_atomically
 from ..result import replay_grid
 from ..rules.settings import Policy
-from .data import ENDED, FINAL, GAP_UNIT, Content, collect, settings_of
+from .data import ENDED, FINAL, GAP_UNIT, Content, collect, is_baseline, settings_of
 
 if TYPE_CHECKING:
     from ..evaluate.cost import CostModel
@@ -120,7 +120,7 @@ def write_report(
     number = len(trace.request_ids())
     if number == 0:
         raise UsageError("the trace has no request", where=str(trace.path))
-    if not any(is_strict(result.grid.policy(n)) for result in results for n in range(len(result))):
+    if not any(is_baseline(result.grid.policy(n)) for result in results for n in range(len(result))):
         strict = replay_grid(trace, results[0].grid.strict)  # which all others are compared with
         results = [*results, strict]
     scorer = make_scorer(trace.request_records(), vocabulary.text)
@@ -186,15 +186,14 @@ def head_of(
     modes = {result.off_trace for result in results}
     kind = "exact" if exact == len(content.settings) else f"{exact} of {len(content.settings)} settings exact"
     held = len(content.requests)
+    lossless = all(one["name"] == "strict" for one in content.settings)
     facts = {
         "target": _model(manifest.target),
         "drafter": _model(manifest.drafter),
         "K": str(manifest.K),
         "requests": f"{number} requests ({', '.join(manifest.tasks)})",
         "figures": kind + ("" if exact == len(content.settings) else f"; off trace: {', '.join(sorted(modes))}"),
-        "lossless": "yes: strict matching only"
-        if entry["strict"]
-        else "no: relaxed tokens change outputs; strict matching is the lossless baseline",
+        "lossless": "lossless" if lossless else "not lossless, strict matching apart: relaxed tokens change outputs",
         "trace": f"{trace.path.name}, checksum {manifest.checksum[:16]}",
         "made by": f"asdsim {manifest.software.get('asdsim', '?')}, capture of {manifest.notes.get('created', '?')}",
         "command": command,
@@ -229,9 +228,13 @@ def verdict(entry: dict[str, Any], strict: dict[str, Any], number: int) -> list[
             f"{entry['name']} is not exact here: only {100 * entry['exact']:.0f} % of its walks met captured steps.",
             "Its figures are no result; run asdsim cover for this setting.",
         ]
-    if entry["strict"] or length is None:
-        text = f"Strict matching commits {length[0]:.2f} tokens per step" if length else "No setting has a figure"
-        return [text + ".", "Its outputs are those of the target alone."]
+    if length is None:
+        return [f"{entry['name']} has no figure here.", "Its walks met no step."]
+    if entry["strict"]:
+        if entry["name"] != "strict":
+            return [f"{entry['name']} commits {length[0]:.2f} tokens per step.", "Other settings are compared with it."]
+        first = f"Strict matching commits {length[0]:.2f} tokens per step."
+        return [first, "Its outputs are those of the target alone; every other setting is compared with it."]
     first = f"{entry['name']} commits {length[0]:.2f} tokens per step"
     if gain is not None:
         first += f", {100 * gain[0]:+.0f} % against strict matching{_interval(gain, 100, ' %')}"
