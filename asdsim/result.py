@@ -22,7 +22,7 @@ from .oracle.rules import ALLOWS
 from .provenance import trace_source
 from .records import StepRecord
 from .rules.scoring import DEFAULT, Layout, regrets_of, uniform
-from .rules.settings import Grid, check_value, rule_grids
+from .rules.settings import DEFAULT_AXES, Grid, check_value, rule_grids
 from .trace.covered import covered_like
 from .trace.graph import Graph, build_graph
 from .trace.reader import Trace, read_trace
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from .evaluate.quality import Quality
 
 Axis = float | str | Iterable[float]
-
-DEFAULT_AXES: dict[str, Any] = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
-"""What is replayed where no setting is named and none is covered."""
 
 
 def load(path: str | Path) -> Trace:

@@ -51,8 +51,76 @@ COMPARE = "tests/unit/test_compare.py"
 SCORERS = "tests/unit/test_scorers.py"
 FIDELITY = "tests/unit/test_fidelity.py"
 CLI = "tests/cli/test_quality.py"
+RESULTS = "tests/unit/test_results.py tests/unit/test_outputs.py tests/unit/test_likelihood.py"
+REPLAY = "tests/cli/test_commands.py tests/cli/test_rules.py"
+REFUSALS = "tests/unit/test_trace_refusals.py"
+MEMORY = "tests/unit/test_trace_memory.py"
+GRAPH = "tests/unit/test_graph.py"
+JOIN = "tests/unit/test_join.py"
+CONVERT = "tests/cli/test_convert.py"
+FILES = "tests/unit/test_files.py"
+PROMPTS = "tests/capture/test_prompts.py"
+OPTIONS = "tests/cli/test_options.py"
+RULES = "tests/cli/test_rules.py"
 
 MUTANTS = [
+    *changes("asdsim/trace/rows.py", REFUSALS, [
+        ("twice |= (ids[:rank] == ids[rank]).any(0)", "pass"),
+        ("draft_id[far] > last_id", "draft_id[far] != last_id"),
+        ("(draft_logit[far] == last) & (", "(draft_logit[far] == last) | ("),
+        (" | (ids[far] == draft_id[far, None]).any(1)", ""),
+        ("(lse > top + most + slack)", "(lse > top + 100 + slack)"),
+        ("(lse < top - slack)", "(lse < top - 100)"),
+        ("rows.refuse(logits[0] == FORBIDDEN_LOGIT", "rows.refuse(logits[0] != logits[0]"),
+        ("(ids[:-1] < ids[1:]))", "(ids[:-1] != ids[1:]))"),
+        ("rank < 0) | (rank >= vocab)", "rank < 0) | (rank > vocab)"),
+        ("(entropy < -1e-2)", "(entropy < -1)"),
+        ("twice[order[1:]] |= np.diff(place[order]) == 0", "pass"),
+        ("rows.refuse(known & bonus,", "rows.refuse(known & bonus & ~known,"),
+        ("bad = np.isnan(values) | (values < -1e-2)", "bad = ~np.isfinite(values) | (values < -1e-2)"),
+        ("| (values < -1e-2) | (values > 1.01)", "| (values > 1.01)"),
+    ]),
+    *changes("asdsim/trace/check.py", REFUSALS, [
+        ('refuse(trace, "steps", root & (wave != 0), "step 0', 'refuse(trace, "steps", root & (wave < 0), "step 0'),
+        ('refuse(trace, "steps", root & (start != 0)', 'refuse(trace, "steps", root & (start < 0)'),
+        ("(start < 0) | (start >= limit)", "(start >= limit)"),
+        ("(parent_id[child] < 0) | (parent_id[child] >= count)", "(parent_id[child] >= count)"),
+        ("outside = (ids < 0) | (ids >= trace", "outside = (ids < 0) | (ids > trace"),
+        ("index != np.arange(len(index))", "index < 0"),
+        ("~(np.isfinite(time) & (time >= 0))", "~(time >= 0)"),
+        ("start[child] != start[parent] + accepted[child] + 1", "start[child] < start[parent]"),
+        ("refuse_child(path & (wave[parent] != 0)", "refuse_child(path & (wave[parent] < 0)"),
+    ]),
+    *changes("asdsim/trace/reader.py", MEMORY, [
+        ("_check_size(_unpacked_bytes(parquet.metadata, expected), room, file)", "pass"),
+        ("room -= _text_bytes(raw)", "pass"),
+        ("check_fits(folder, manifest, narrow)", "pass"),
+        ("width * max(chunk.num_values, rows.num_rows)", "width * rows.num_rows"),
+    ]),
+    *changes("asdsim/trace/graph.py", GRAPH, [
+        ("if other != step:", "if False:"),
+        ("node = self.after.setdefault(node << 32 | token, len(self.after) + 1)", "node = len(self.after) + step"),
+        ("yield MISSING if corrected is None else", "yield MISSING if corrected is not None else"),
+        ("blocks.start[edges.step] + edges.tokens >= ", "blocks.start[edges.step] + edges.tokens > "),
+    ]),
+    *changes("asdsim/trace/tokens.py", GRAPH, [
+        ("| (parent >= child))", "| (parent > child + 1))"),
+        ("if tokens > accepted:", "if tokens >= accepted:"),
+    ]),
+    *changes("asdsim/trace/join.py", JOIN, [
+        ("        if lock is not None:\n            _remove_stale(target)\n", ""),
+        ("lock = lock_directory(folders[0])", "lock = None"),
+        ("if all(TEMPORARY", "if any(names) or all(TEMPORARY"),
+    ]),
+    *changes("asdsim/files.py", "tests/unit/test_files.py", [
+        ("            os.fsync(handle.fileno())\n        os.replace(temporary, file)\n",
+         "        os.replace(temporary, file)\n        os.sync()\n"),
+        ("    sync_directory(file.parent)\n", ""),
+        ("os.O_CREAT | os.O_EXCL |", "os.O_CREAT |"),
+    ]),
+    *changes("asdsim/trace/manifest.py", "tests/cli/test_inspect.py", [
+        ("        _check_inside(manifest, where)\n", ""),
+    ]),
     *changes("asdsim/stats.py", STATS, [
         ("away = centre[:, None] - left_out", "away = left_out - centre[:, None]"),
         ("(below + 0.5 * equal)", "(below + equal)"),
@@ -126,7 +194,8 @@ MUTANTS = [
     *changes("asdsim/studies/frozen.py", CALIBRATE, [
         ('if key in ("name", "revision") and same_weights:', 'if key == "name":'),
         ('if one["num_draft_tokens"] != other["num_draft_tokens"]:', "if False:"),
-        ('float(value) if value in ("inf", "-inf") else value', "value"),
+    ]),
+    *changes("asdsim/rules/frozen.py", CALIBRATE, [
         ("if len(grids) != 1 or len(grids[0]) != 1:", "if len(grids) != 1:"),
         ("Grid.product(B, g, M, semantics, **reading)", "Grid.product(B, g, M, semantics)"),
     ]),
@@ -159,20 +228,19 @@ MUTANTS = [
         ("        check_same_models(dict(policy), identity(trace), str(trace.path))", "        pass"),
     ]),
     *changes("asdsim/studies/fidelity.py", FIDELITY, [
-        ('point[name][figure][0] / point["exact"][figure][0] - 1.0',
-         'point["exact"][figure][0] / point[name][figure][0] - 1.0'),
+        ("error = guess / true - 1.0", "error = true / guess - 1.0"),
         ("if step.wave == 0]", "]"),
     ]),
     *changes("asdsim/live/timing.py", CLI, [
-        ("if abs(found.drift) > max_drift:", "if found.drift > max_drift + 1:"),
+        ("if abs(timing.drift) > max_drift:", "if timing.drift > max_drift + 1:"),
         ("if (made != made[0]).any():", "if (made != made).any():"),
-        ("rates[1] / (0.5 * (rates[0] + rates[2]))", "rates[1] / rates[0]"),
+        ('(0.5 * (s["t0"] / s["s0"] + s["t2"] / s["s2"]))', '(s["t0"] / s["s0"])'),
         ("if replayed.exact[0] else None", "if True else None"),
     ]),
     *changes("asdsim/cli/timing.py", CLI, [
-        ('print_json("timing", payload)\n        return 1 if found.problems else 0',
+        ('print_json("timing", payload)\n        return 1 if timed.problems else 0',
          'print_json("timing", payload)\n        return 0'),
-        ("        note(text)\n    return 1 if found.problems else 0", "        note(text)\n    return 0"),
+        ("        note(text)\n    return 1 if timed.problems else 0", "        note(text)\n    return 0"),
     ]),
     *changes("asdsim/cli/calibrate.py", CLI, [
         ("    if force:\n        return\n", ""),
@@ -200,6 +268,150 @@ MUTANTS = [
     *changes("asdsim/evaluate/scorers/__init__.py", SCORERS, [
         ('if record.reference is None and not (name and ":" in name):', "if record.reference is None:"),
         ('task, equals, name = item.partition("=")', 'task, equals, name = item.rpartition("=")'),
+    ]),
+    *changes("asdsim/walk/sweep.py", RESULTS, [
+        ("np.where(sums.kept == requests, gain, np.nan)", "gain"),
+        ("np.where(matched, ratio(sums.base[2], sums.base[0]), np.nan)", "ratio(sums.base[2], sums.base[0])"),
+        ("np.where(matched, ratio(sums.base[1], sums.base[0]), np.nan)", "ratio(sums.base[1], sums.base[0])"),
+        ('"exact": exact_share == 1.0', '"exact": exact_share > 0.5'),
+        ("paired = (keep & strict.exact[0]).astype(np.int64)", "paired = keep.astype(np.int64)"),
+    ]),
+    *changes("asdsim/walk/sums.py", RESULTS, [
+        ("out.paired[setting] += row[PAIRED]", "out.paired[setting] += row[KEPT]"),
+    ]),
+    *changes("asdsim/walk/estimate.py", RESULTS, [
+        ("counts = np.where(exact[..., None], np.tile(true.counts, (1, draws, 1)), walks.counts)",
+         "counts = walks.counts.copy()"),
+        ("walks.histogram + draws * _beyond(graph, grid, true)", "walks.histogram"),
+        ("counts[..., LEFT] = np.tile(true.counts[..., LEFT], (1, draws))", "pass"),
+        ("np.where(exact, true.spent, spent / draws)", "spent / draws"),
+    ]),
+    *changes("asdsim/evaluate/outputs.py", RESULTS, [
+        ("np.where(exact, ratio(count, total), np.nan)", "ratio(count, total)"),
+        ("known = (self.which != UNKNOWN) & (self.strict == 0)[None, :]", "known = self.which != UNKNOWN"),
+        ("np.isfinite(draft_logit) & (draft_logit != FORBIDDEN_LOGIT)", "np.isfinite(draft_logit)"),
+        ("(of_draft[end] - of_draft[row]) + best_row[end]", "(of_draft[end] - of_draft[row])"),
+        ("extra = np.where(corrected, best_row[last], 0.0)", "extra = best_row[last]"),
+    ]),
+    *changes("asdsim/trace/tokens.py", RESULTS, [
+        ("return -1 if len(tokens) == len(other) else min(len(tokens), len(other))", "return -1"),
+    ]),
+    *changes("asdsim/result.py", RESULTS, [
+        ("if not 0 <= number < size:", "if not 0 <= number <= size:"),
+        ('(grid, "pooled") if covered is None', '(grid, "stop") if covered is None'),
+        ("off_trace=off_trace or mode, **how", "off_trace=mode, **how"),
+        ("walk_on(DEFAULT, grid.strict) if grid.layout.width else None", "None"),
+        ('if frame["exact"].any() or not OFF_TRACE[self.off_trace].estimate:', 'if frame["exact"].any():'),
+    ]),
+    *changes("asdsim/evaluate/figures.py", RESULTS, [('if semantics == "lightllm"', 'if semantics == "core"')]),
+    *changes("asdsim/cli/replay.py", REPLAY, [
+        ('return text if text == "-" or row["exact"] else INEXACT + text', "return text"),
+        ("name: row[name] if row[name][1] is not None else None", "name: row[name]"),
+        ('best = ["exact", "mean_acceptance_length"]', 'best = ["mean_acceptance_length"]'),
+        (' if row["exact"] and row["paired_requests"] == row["requests"]]', "]"),
+    ]),
+    *changes("asdsim/errors.py", REPLAY, [
+        ('raise UsageError("; ".join(dict.fromkeys(map(str, self.errors))))', "raise self.errors[0]"),
+    ]),
+    *changes("asdsim/cli/common.py", REPLAY, [
+        ("if flag != usual[name]:", "if False:"),
+    ]),
+    *changes("asdsim/formats/acceptance.py", CONVERT, [
+        ("most = accepted + steps + (0 if own else requests)", "most = accepted + steps + requests"),
+        ("if accepted > drafted:", "if accepted >= drafted:"),
+        ("if drafted and not steps:", "if False:"),
+        ('own = row.get("engine") == "asdsim" or bool(unnamed and tokens < accepted + steps)',
+         'own = row.get("engine") == "asdsim"'),
+        ("bool(unnamed and tokens < accepted + steps)", "bool(tokens is not None and tokens < accepted + steps)"),
+        ("if own and tokens is not None and steps:", "if False:"),
+        ("if a > d:", "if a >= d:"),
+        ("len(values) != steps or sum(values) != total", "len(values) != steps"),
+        ("if largest > most:", "if largest >= most:"),
+        ("default=-(-accepted // steps) if steps else 0", "default=accepted // steps if steps else 0"),
+        ("if per_drafted and max(per_drafted) > most:", "if False:"),
+        ("if most > MAX_DRAFT:", "if False:"),
+        ("if flat is not None and len(flat) > MAX_DRAFT + 1:", "if False:"),
+        ("without += not inner", "without += bool(inner)"),
+        ('failed += Fields(record, where, ImportRefused).whole("failed", 0)', "pass"),
+        ('row["num_accepted_draft_tokens"] + row["num_spec_steps"]', 'row["num_accepted_draft_tokens"]'),
+        ('sum(row.get("requests", 1) for row in records)', "len(records)"),
+        ("emitted = min(int(part[at]), K + 1)", "emitted = min(int(part[at]), K)"),
+        ("per_step.append(min(emitted - 1, taken))", "per_step.append(emitted - 1)"),
+        ("per_step.append(min(emitted - 1, taken))", "per_step.append(min(emitted, taken) - 1)"),
+        ("at += emitted", "at += taken + 1"),
+        ("more = [len(part) - total", "more = [total - len(part)"),
+        ("if not value > 0:", "if not value >= 0:"),
+        ("if not regret > 0:", "if not regret >= 0:"),
+        ("rel_tol=RATIO_RELATIVE", "rel_tol=1e-2"),
+        ("[0.25, 0.5, 0.75]", "[0.25, 0.5, 0.8]"),
+        ("if not exact:", "if exact is None:"),
+        ("rows = chain(ahead, rows)", "rows = chain(rows)"),
+    ]),
+    *changes("asdsim/formats/responses.py", CONVERT, [
+        ('if layer.get("error") or layer.get("success") is False or layer.get("object") == "error":',
+         'if layer.get("error") or layer.get("object") == "error":'),
+        ('reason.get("type") == "abort"', 'reason.get("type") == "length"'),
+        ("if len(found) > 1:  # usage", "if len(found) > 2:  # usage"),
+        ("name if len(found) == 1 else", "name if len(found) >= 1 else"),
+        ("places = max(2, len", "places = max(1, len"),
+        ("0.5000001 * 10.0**-places", "5 * 10.0**-places"),
+        ("agrees(rate, 100 * accepted / drafted)", "agrees(rate, accepted / drafted) or True"),
+        ("whole = all(abs(share * steps - n) < 1e-6", "whole = all(abs(share * steps - n) < 1"),
+        ('record["num_spec_tokens"] = len(shares)', 'record["num_spec_tokens"] = len(shares) - 1'),
+        ('agrees(fields.number("spec_accept_length"), tokens / steps)',
+         'agrees(fields.number("spec_accept_length"), tokens / steps + 1)'),
+        ('"requests": row.whole("completed", 1)', '"requests": 1'),
+        ("for key, value in (outer or {}).items() if value is not None}",
+         'for key, value in (outer or {}).items() if key == "usage"}'),
+    ]),
+    *changes("asdsim/formats/policies.py", RULES, [
+        ('g = g * block_size if to == "dspark" else g / block_size',
+         'g = g / block_size if to == "dspark" else g * block_size'),
+        ('if rule != "asd":', "if False:"),
+        ("fields.number(key, infinite=True) for key", "fields.number(key) for key"),
+        ('size = fields.whole("block_size", least=1)', 'size = fields.whole("block_size")'),
+        ('strict = B == 0 or M == 0 or (old == "core" and g == 0)', "strict = B == 0 or M == 0"),
+        ('if to == "core" and g == 0 and not strict:', "if False:"),
+        ("if math.isinf(value):", "if False:"),
+    ]),
+    *changes("asdsim/files.py", FILES, [
+        ('value in ("inf", "-inf")', 'value in ("inf",)'),
+        ("if isinstance(value, bool) or not isinstance(value, (int, float)):",
+         "if not isinstance(value, (int, float)):"),
+        ("if end < len(self.window) or self.ended:", "if True:"),
+        ("os.fsync(handle.fileno())", "pass"),
+        ("| os.O_EXCL", "| os.O_TRUNC"),
+        ("text = decoder.decode(data, final=not data)", "text = decoder.decode(data)"),
+        ("if size > MAX_FILE:", "if False:"),
+        ("line = lines + 1 +", "line = lines +"),
+    ]),
+    *changes("asdsim/cli/convert.py", CONVERT, [
+        ("if as_json:\n        print_json", "if not as_json:\n        print_json"),
+        ("if grids is not None and (len(grids) != 1 or len(grids[0]) != 1):", "if False:"),
+        ("if left:", "if False:"),
+        ('if output.suffix != ".jsonl":', "if False:"),
+    ]),
+    *changes("asdsim/cli/command.py", OPTIONS, [
+        ("or now - self.last < LINE_SECONDS", "or now - self.start < LINE_SECONDS"),
+        ("args[:place] + args[place + 1 + takes :]", "args[:place] + args[place + 1 :]"),
+    ]),
+    *changes("asdsim/capture/tasks/jsonl.py", PROMPTS, [
+        ("return messages[: first + 1]", "return messages[:first]"),
+        ('if messages[-1].role == "user":', "if True:"),
+        ('(f"\\n\\n{more}" if more.strip() else "")', '(f"\\n\\n{more}")'),
+        ("(where.rpartition(' ')[2]) - 1", "(where.rpartition(' ')[2])"),
+        ("len(value) - 1", "len(value)"),
+    ]),
+    *changes("asdsim/capture/tasks/__init__.py", PROMPTS, [
+        ("if prompt.id in seen:", "if False:"),
+        ("not known and not Path", "Path"),
+    ]),
+    *changes("asdsim/capture/prompts.py", PROMPTS, [
+        ("while ids[:2] == [bos, bos]:", "if ids[:2] == [bos, bos]:"),
+        ('add_special_tokens=False)["input_ids"]', 'add_special_tokens=True)["input_ids"]'),
+        ("and len(prompt.asked) == 1 and", "and"),
+        ("frame.removeprefix(bos)", "frame"),
+        ("self.day or date.today()).isoformat()", "date.today()).isoformat()"),
     ]),
 ]  # fmt: skip
 

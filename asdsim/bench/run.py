@@ -131,11 +131,11 @@ def recorded(graph: Graph, grid: Grid, threads: int = 1) -> dict[str, Any]:
 def _settings(grid: Grid, number: int) -> tuple[Grid, peers.Settings]:
     """Return a number of settings spread over a grid."""
     picked = np.linspace(0, len(grid) - 1, number).astype(int)
-    part = Grid.of([grid.policy(int(index)) for index in picked])
-    return part, (part.budget, part.gate, part.cap)
+    chosen = Grid.of([grid.policy(int(index)) for index in picked])
+    return chosen, (chosen.budget, chosen.gate, chosen.cap)
 
 
-def _check(name: str, graph: Graph, part: Grid, requests: int, found: tuple[Any, Any]) -> None:
+def _check(name: str, graph: Graph, settings: Grid, requests: int, theirs: tuple[Any, Any]) -> None:
     """Refuse a peer that counts something else: a ratio of different work says nothing."""
     cut = int(graph.path_ptr[requests])
     few = replace(
@@ -143,8 +143,8 @@ def _check(name: str, graph: Graph, part: Grid, requests: int, found: tuple[Any,
         step_request=graph.step_request[:cut], path_ptr=graph.path_ptr[: requests + 1],
         align_ptr=graph.align_ptr[: requests + 1],
     )  # fmt: skip
-    walks = walk_grid(few, part, off_trace="recorded", device="cpu", threads=1)
-    accepted, spent = found
+    walks = walk_grid(few, settings, off_trace="recorded", device="cpu", threads=1)
+    accepted, spent = theirs
     if not (np.array_equal(walks.counts[:, :, ACCEPTED].T, accepted) and np.array_equal(walks.spent.T, spent)):
         raise RuntimeError(f"{name} does not walk as the kernels do")
 
@@ -192,9 +192,9 @@ def time_numpy(graph: Graph, grid: Grid, quick: bool) -> float:
 def _time_sample(
     name: str, graph: Graph, grid: Grid, requests: int, number: int, walk: Callable[[peers.Settings], tuple[Any, Any]]
 ) -> float:
-    part, settings = _settings(grid, number)
-    seconds, found = timed(lambda: walk(settings), times=2)
-    _check(name, graph, part, requests, found)
+    chosen, settings = _settings(grid, number)
+    seconds, results = timed(lambda: walk(settings), times=2)
+    _check(name, graph, chosen, requests, results)
     return seconds / (requests * STEPS_PER_REQUEST * number)
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ..result import Result
 
 TASKS = "gsm8k,humaneval,mt-bench"
+HEAD = Path(__file__).resolve().parents[2] / "heads" / "smollm2-eagle3"
+"""The trained head of a source tree; an installed package has none and drafts with the model less one layer."""
 COVERED: dict[str, Any] = {"B": "0,2,4,8", "g": ".1,.25,.5", "M": "1,2"}
 GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 
@@ -29,14 +31,16 @@ GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 def command(out: Path, offline: bool, as_json: bool) -> None:
     """Capture three prompts of a real model, complete the trace for a small grid, replay, draw.
 
-    The model is SmolLM2-135M-Instruct, fetched once (93 MB); its drafter is the model itself without layer 12.
+    The model is SmolLM2-135M-Instruct, fetched once (93 MB). A trained EAGLE3 head drafts for it in a source
+    tree, and the model itself without layer 12 elsewhere.
     """
     from ..capture.run import Plan, capture_with
     from ..trace.manifest import MANIFEST
 
     trace, sweep, figures = out / "trace", out / "sweep.parquet", out / "figures"
+    drafter = f"eagle3:{HEAD}" if HEAD.is_dir() else "layer-skip"
     plan = Plan(
-        out=trace, target="smollm2-135m", drafter="layer-skip", task=TASKS, limit=1, offline=offline,
+        out=trace, target="smollm2-135m", drafter=drafter, task=TASKS, limit=1, offline=offline,
         resume=(trace / MANIFEST).exists(),
     )  # fmt: skip
     clock: dict[str, float] = {}

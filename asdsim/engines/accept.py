@@ -223,7 +223,7 @@ def score_blocks(layout: Layout, rows: Rows, blocks: Blocks) -> tuple[torch.Tens
     regret = best - drafted
     regret = torch.where(drafted <= FORBIDDEN_LOGIT, math.inf, regret)
     differs = blocks.grid(rows.draft_ids != rows.argmax_ids)
-    mismatch = blocks.inside & differs
+    mismatch = blocks.inside & (differs | blocks.grid(rows.unusable))  # rows that are no numbers match nothing
     if layout.mismatch == "regret":
         mismatch = mismatch & ~(regret <= 0.0)
     run = None

@@ -16,7 +16,8 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import UsageError
-from .rows import OFF_TRACE_NOTE, finite, need, note_of
+from ..walk.off_trace import OFF_TRACE
+from .rows import finite, need, note_of
 from .style import GREY, NO_COLOUR, styled
 
 if TYPE_CHECKING:
@@ -101,7 +102,9 @@ def _legend(rows: Sequence[Mapping[str, Any]], readable: bool) -> list[Patch]:
     handles: list[Patch] = []
     drawn = [row for row in rows if finite(row["mean_acceptance_length"])]
     if any(map(_partial, drawn)):
-        meaning = f"{OFF_TRACE_NOTE['stop']}: no fair sample, so no colour" + (" (per cent of all)" if readable else "")
+        meaning = f"{OFF_TRACE['stop'].figure_note}: no fair sample, so no colour" + (
+            " (per cent of all)" if readable else ""
+        )
         handles.append(Patch(facecolor=NO_COLOUR, edgecolor=GREY, hatch="////", linewidth=0, label=meaning))
     estimated = note_of([row for row in drawn if not _partial(row)])
     if estimated:

@@ -104,10 +104,11 @@ CUTS = 3
 """Boxes that a mismatch may leave behind: refused by gate, by budget, by cap."""
 
 
-def split(stack, top, low, cut, outcome, verdict):
+def split(stack, top, low, cut, outcome, verdict, count, total):
     """Leave what is below ``cut`` along one axis at ``top``, refused; what is above it moves up, in hand.
 
-    ``low`` is the column of the axis's lower end; the upper end's is the next one. Returns the new top.
+    ``low`` is the column of the axis's lower end; the upper end's is the next one. ``count`` and ``total`` are what the
+    block has accepted before. Returns the new top.
     """
     if top + 1 >= stack.boxes.shape[0]:
         raise IndexError("more boxes wait than there is room for")
@@ -115,10 +116,11 @@ def split(stack, top, low, cut, outcome, verdict):
         stack.boxes[top + 1, k] = stack.boxes[top, k]
     stack.boxes[top, low + 1] = cut
     stack.boxes[top, OUTCOME] = outcome
+    stack.boxes[top, COUNT] = count
     stack.boxes[top, VERDICT] = verdict
     stack.boxes[top + 1, low] = cut
+    stack.sums[top, TOTAL] = total
     stack.sums[top + 1, SPENT] = stack.sums[top, SPENT]
-    stack.sums[top + 1, TOTAL] = stack.sums[top, TOTAL]
     for k in range(stack.counts.shape[1]):
         stack.counts[top + 1, k] = stack.counts[top, k]
     return top + 1
@@ -149,33 +151,35 @@ def decide(graph, tile, stack, top, room):
     lo, hi = graph.mm_ptr[step], graph.mm_ptr[step + 1]
     spent, total, count = sums[top, SPENT], 0.0, 0
     outcome, verdict = hi - lo, ACCEPT
+    g_lo, c_lo, b_lo = boxes[top, G_LO], boxes[top, C_LO], boxes[top, B_LO]  # of the box in hand
+    g_hi, c_hi, b_hi = boxes[top, G_HI], boxes[top, C_HI], boxes[top, B_HI]  # the same for all that it leaves waiting
     for j in range(lo, hi):
         if graph.mm_pos[j] >= room:
             break
         cut = tile.gate_from[j]
-        if cut >= boxes[top, G_HI]:
+        if cut >= g_hi:
             outcome, verdict = j - lo, GATE
             break
-        boxes[top, COUNT] = count
-        sums[top, TOTAL] = total
-        if cut > boxes[top, G_LO]:
-            top = split(stack, top, G_LO, cut, j - lo, GATE)
-        before, charge = tile.before[j], tile.through[j]
+        if cut > g_lo:
+            top = split(stack, top, G_LO, cut, j - lo, GATE, count, total)
+            g_lo = cut
+        score, before, charge = graph.mm_score[j], tile.before[j], tile.through[j]
         cut = budget_cut(
-            tile, boxes[top, B_LO], boxes[top, B_HI], graph.mm_score[j], before, charge, count + 1, spent,
-            tile.gates[boxes[top, G_LO]], tile.caps[boxes[top, C_HI] - 1],
-        )  # fmt: skip
-        if cut == boxes[top, B_HI]:
+            tile, b_lo, b_hi, score, before, charge, count + 1, spent, tile.gates[g_lo], tile.caps[c_hi - 1]
+        )
+        if cut == b_hi:
             outcome, verdict = j - lo, BUDGET
             break
-        if cut > boxes[top, B_LO]:
-            top = split(stack, top, B_LO, cut, j - lo, BUDGET)
+        if cut > b_lo:
+            top = split(stack, top, B_LO, cut, j - lo, BUDGET, count, total)
+            b_lo = cut
         cut = tile.cap_from[count + 1]
-        if cut >= boxes[top, C_HI]:
+        if cut >= c_hi:
             outcome, verdict = j - lo, CAP
             break
-        if cut > boxes[top, C_LO]:
-            top = split(stack, top, C_LO, cut, j - lo, CAP)
+        if cut > c_lo:
+            top = split(stack, top, C_LO, cut, j - lo, CAP, count, total)
+            c_lo = cut
         total = charge
         count += 1
     boxes[top, OUTCOME], boxes[top, COUNT], boxes[top, VERDICT] = outcome, count, verdict

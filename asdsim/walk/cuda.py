@@ -239,9 +239,9 @@ def device_source(name: str, reading: Reading) -> Any:
 
     block = rule.bind(rule.accept_block, judge=rule.judge_of(reading, device))
     settle = device(rule.settle_of(reading.semantics, device(to_single)))
-    one = rule.bind(walk_request, accept_block=device(block), settle=settle, go_on=device(rule.bind(go_on)))
+    walk = rule.bind(walk_request, accept_block=device(block), settle=settle, go_on=device(rule.bind(go_on)))
     return rule.bind(
-        KERNELS[name], walk_request=device(one), refusals=device(rule.bind(refusals)), cuda=cuda, int32=types.int32
+        KERNELS[name], walk_request=device(walk), refusals=device(rule.bind(refusals)), cuda=cuda, int32=types.int32
     )
 
 
@@ -330,9 +330,9 @@ def sum_settings(
     )  # fmt: skip
     size = max(THREADS, CHUNK_BYTES // (8 * requests) // THREADS * THREADS)
     for first in range(0, number, size):
-        part = slice(first, min(first + size, number))
-        chunk = part.stop - part.start
-        axes = _to_device(tuple(np.ascontiguousarray(values[part]) for values in settings))
+        chunk = min(size, number - first)
+        here = slice(first, first + chunk)
+        axes = _to_device(tuple(np.ascontiguousarray(values[here]) for values in settings))
         sums = cuda.to_device(np.zeros((HISTOGRAM + width, chunk), np.int64))
         spent = cuda.device_array((requests, chunk), np.float64)
         ends = [cuda.device_array(chunk, np.float64) for _ in range(4)]
@@ -344,9 +344,9 @@ def sum_settings(
                 graph_there, row, *axes, off_trace, strict_there, sums, spent
             )
         kernel("ledgers", reading)[blocks, threads](spent, above_there, *ends)
-        out.sums[:, part] = sums.copy_to_host()
+        out.sums[:, here] = sums.copy_to_host()
         for host, device in zip((out.spent, out.highest, out.at_low, out.at_high), ends, strict=True):
-            host[part] = device.copy_to_host()
+            host[here] = device.copy_to_host()
         if progress:
             progress(chunk)
     return out

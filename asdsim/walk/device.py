@@ -29,8 +29,8 @@ def sum_on_device(
     totals = cuda.sum_settings(graph.arrays, settings, mode, grid.reading, strict_columns(strict), above, progress)
     sums, kept = totals.sums, totals.sums[columns.KEPT]
     none = kept == 0
-    parts = np.array([part for _, part in places])[kept]
-    p95 = between(totals.at_low, np.where(parts > 0.0, totals.at_high, totals.at_low), parts)
+    fraction = np.array([fraction for _, fraction in places])[kept]
+    p95 = between(totals.at_low, np.where(fraction > 0.0, totals.at_high, totals.at_low), fraction)
     return GridSums(
         counts=sums[: columns.NUM_COUNTS],
         histogram=np.ascontiguousarray(sums[columns.HISTOGRAM :].T),

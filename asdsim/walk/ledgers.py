@@ -40,15 +40,15 @@ REACH = 8
 
 
 def place_of(number):
-    """Return (below, part): the percentile of so many ledgers lies ``part`` of the way from ``below`` to the next."""
+    """Return (below, fraction): the percentile of so many ledgers lies that far from place ``below`` to the next."""
     place = QUANTILE * max(number - 1, 0)
     below = int(math.floor(place))
     return below, place - below
 
 
-def between(low, high, part):
-    """Return the point between two neighbouring ledgers; where ``part`` is 0, ``high`` has to be ``low``."""
-    return low + part * (high - low)
+def between(low, high, fraction):
+    """Return the point between two neighbouring ledgers; where ``fraction`` is 0, ``high`` has to be ``low``."""
+    return low + fraction * (high - low)
 
 
 def percentile(spent: Float64, keep: npt.NDArray[np.bool_]) -> Float64:
@@ -64,12 +64,12 @@ def percentile(spent: Float64, keep: npt.NDArray[np.bool_]) -> Float64:
     number = keep.sum(axis=1)
     places = [place_of(n) for n in range(requests + 1)]
     below = np.array([low for low, _ in places])[number]
-    part = np.array([part for _, part in places])[number]
+    fraction = np.array([fraction for _, fraction in places])[number]
     ordered = np.sort(np.where(keep, spent, np.inf), axis=1)
     row = np.arange(settings)
     low, high = ordered[row, below], ordered[row, np.minimum(below + 1, requests - 1)]
     with np.errstate(invalid="ignore"):  # infinite where no ledger counts
-        return np.where(number > 0, between(low, np.where(part > 0.0, high, low), part), np.nan)
+        return np.where(number > 0, between(low, np.where(fraction > 0.0, high, low), fraction), np.nan)
 
 
 class Scratch(NamedTuple):
@@ -83,7 +83,7 @@ class Scratch(NamedTuple):
         A request's ledger; the sum and the maximum so far.
     number : int64 (LANES,)
         Requests that count.
-    part : float64 (R * LANES,)
+    copies : float64 (R * LANES,)
         Ledgers, lane after lane.
     column : float64 (R + 1,)
         Those among which the place is selected.
@@ -96,7 +96,7 @@ class Scratch(NamedTuple):
     added: Float64
     most: Float64
     number: npt.NDArray[np.int64]
-    part: Float64
+    copies: Float64
     column: Float64
     low: Float64
     high: Float64
@@ -110,7 +110,7 @@ def scratch(requests: int, caps: int, budgets: int) -> Scratch:
         added=np.zeros(LANES),
         most=np.zeros(LANES),
         number=np.zeros(LANES, np.int64),
-        part=np.zeros(requests * LANES),
+        copies=np.zeros(requests * LANES),
         column=np.zeros(requests + 1),
         low=np.full((caps, budgets), np.inf),
         high=np.full((caps, budgets), -np.inf),
@@ -164,7 +164,7 @@ def scan(room, spent_of, g, c, first, width, levels):
             room.most[k] = max(room.most[k], value[k])
         if levels == 0:
             for k in range(width):
-                room.part[k * requests + r] = value[k]
+                room.copies[k * requests + r] = value[k]
         for i in range(levels):
             for k in range(width):
                 held = best[i * LANES + k]
@@ -174,16 +174,16 @@ def scan(room, spent_of, g, c, first, width, levels):
 
 def near(room, requests, k, over, here, there):
     """Return the ledger of lane ``k`` below which ``over`` are larger, and the next larger one."""
-    part, column = room.part, room.column
+    copies, column = room.copies, room.column
     count, larger = 0, 0
     for r in range(requests):
-        x = part[k * requests + r]
+        x = copies[k * requests + r]
         column[count] = x
         count += 1 if (x >= here) & (x <= there) else 0
         larger += 1 if x > there else 0
     if larger + count <= over or larger > max(over - 1, 0):  # the bracket misses one of the two
         for r in range(requests):
-            column[r] = part[k * requests + r]
+            column[r] = copies[k * requests + r]
         count, larger = requests, 0
     place = count - 1 - (over - larger)
     select(column, count, place)
@@ -220,7 +220,7 @@ def summarise_ledgers(spent_of, room, total, highest, at_quantile):
                         at_quantile[g, c, b] = np.nan
                         continue
                     highest[g, c, b] = room.most[k]
-                    below, part = place_of(room.number[k])
+                    below, fraction = place_of(room.number[k])
                     over = room.number[k] - 1 - below
                     if levels:
                         low = room.best[over * LANES + k]
@@ -230,7 +230,7 @@ def summarise_ledgers(spent_of, room, total, highest, at_quantile):
                         reach = REACH * (room.most[k] - low) / (over + 1)
                         room.low[c, b], room.high[c, b] = max(low - reach, 0.0), low + reach
                     # numpy takes the place above only where the quantile falls between two
-                    at_quantile[g, c, b] = between(low, high if part > 0.0 else low, part)
+                    at_quantile[g, c, b] = between(low, high if fraction > 0.0 else low, fraction)
 
 
 @cache

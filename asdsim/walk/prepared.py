@@ -47,7 +47,7 @@ class TileArrays(NamedTuple):
     before: Float64
     through: Float64
 
-    def part(self, gates: slice, budgets: slice) -> TileArrays:
+    def cut(self, gates: slice, budgets: slice) -> TileArrays:
         """Return the product of some gates and some budgets."""
         height = gates.stop - gates.start
         return self._replace(

@@ -154,7 +154,7 @@ class Walker:
     def tile(self, tile: Tile, settings: Int64, walk: Kernel, add: Kernel, sums: GridSums) -> Float64:
         """Walk a tile, add to the sums of its settings, and return its ledgers, float64 (R, gates, caps, budgets)."""
         graph, largest = self.graph, self.graph.max_draft
-        part = self.product.part(tile.gates, tile.budgets)
+        arrays = self.product.cut(tile.gates, tile.budgets)
         spent_of = np.empty((graph.num_requests, *settings.shape))
         corners = self.path is None and settings.size >= CORNERS_FROM
         if self.path is None:
@@ -165,10 +165,10 @@ class Walker:
             shape = [side + corners for side in settings.shape]
             if self.path is None:
                 tile_sums = np.zeros((*shape, columns.HISTOGRAM + largest + 1), np.int32)
-                walk(graph.arrays, part, requests, self.strict, self.mode, stack, corners, tile_sums, spent_of)
+                walk(graph.arrays, arrays, requests, self.strict, self.mode, stack, corners, tile_sums, spent_of)
             else:
                 by_figure = np.zeros((*shape[:2], columns.HISTOGRAM + largest + 1, shape[2]), np.int32)
-                walk(graph.arrays, part, self.path, requests, self.strict, *scratch, by_figure, spent_of)
+                walk(graph.arrays, arrays, self.path, requests, self.strict, *scratch, by_figure, spent_of)
                 tile_sums = by_figure.transpose(0, 1, 3, 2)
             add(tile_sums, corners, settings, sums)
         return spent_of

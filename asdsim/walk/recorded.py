@@ -65,6 +65,12 @@ AT_RELAXED, AT_GATE, AT_BUDGET, AT_CAP, AT_LEFT = 14, 26, 34, 42, 50
 MAX_STEPS, MAX_RELAXED = (1 << 8) - 1, (1 << 12) - 1
 """What the fields hold: steps of any verdict, relaxed tokens. Tokens fit where relaxed tokens do."""
 
+FIELDS = (
+    (TOKENS, 0, (1 << AT_RELAXED) - 1), (RELAXED, AT_RELAXED, MAX_RELAXED), (BY_GATE, AT_GATE, MAX_STEPS),
+    (BY_BUDGET, AT_BUDGET, MAX_STEPS), (BY_CAP, AT_CAP, MAX_STEPS), (LEFT, AT_LEFT, MAX_STEPS),
+)  # fmt: skip
+"""Column of each field of the word, where it begins, and its mask."""
+
 SPENT, START, BUDGETS = 0, WIDTH, 2 * WIDTH
 """Rows of floats: the ledger now and before the block; the budget."""
 
@@ -216,12 +222,8 @@ def unpack(packed, lanes, base, shift, mask, figure):
 def unpack_all(ints, lanes, base, counts):
     """Add all packed counters to ``counts`` and clear them."""
     word = ints[WORD : WORD + WIDTH]
-    unpack(word, lanes, base[0], 0, (1 << AT_RELAXED) - 1, counts[TOKENS])
-    unpack(word, lanes, base[0], AT_RELAXED, MAX_RELAXED, counts[RELAXED])
-    unpack(word, lanes, base[0], AT_GATE, MAX_STEPS, counts[BY_GATE])
-    unpack(word, lanes, base[0], AT_BUDGET, MAX_STEPS, counts[BY_BUDGET])
-    unpack(word, lanes, base[0], AT_CAP, MAX_STEPS, counts[BY_CAP])
-    unpack(word, lanes, base[0], AT_LEFT, MAX_STEPS, counts[LEFT])
+    for column, shift, mask in FIELDS:
+        unpack(word, lanes, base[0], shift, mask, counts[column])
     for a in range(counts.shape[0] - HISTOGRAM):
         bins = ints[BINS + (a >> 3) * WIDTH : BINS + (a >> 3) * WIDTH + WIDTH]
         unpack(bins, lanes, base[1 + (a >> 3)], 8 * (a & 7), MAX_STEPS, counts[HISTOGRAM + a])
@@ -256,9 +258,8 @@ def walk_path(graph, tile, path, request, g, c, safe, strict, passing, floats, i
         counts[STEPS, k], counts[TOKENS, k] = steps, tokens
         counts[DRAFTED, k] += offered
         counts[RELAXED, k] += relaxed
-        counts[BY_GATE, k] += refusals(refused, GATE)
-        counts[BY_BUDGET, k] += refusals(refused, BUDGET)
-        counts[BY_CAP, k] += refusals(refused, CAP)
+        for column, verdict in ((BY_GATE, GATE), (BY_BUDGET, BUDGET), (BY_CAP, CAP)):
+            counts[column, k] += refusals(refused, verdict)
         counts[LEFT, k] += left
     for a in range(1, counts.shape[0] - HISTOGRAM):
         add(counts[ACCEPTED], counts[HISTOGRAM + a], lanes, a)

@@ -158,13 +158,13 @@ def sweep(
     """
     strict = walk(grid.strict) if strict is None else strict
     size = settings_at_once(num_requests)
-    parts: list[dict[str, npt.NDArray[Any]]] = []
+    chunks: list[dict[str, npt.NDArray[Any]]] = []
     for first in range(0, len(grid), size):
         chunk = grid[first : first + size]
-        parts.append(figures_of(sums_of(walk(chunk), strict, off_trace), num_requests))
+        chunks.append(figures_of(sums_of(walk(chunk), strict, off_trace), num_requests))
         if progress:
             progress(len(chunk))
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([figures[name] for figures in chunks]) for name in chunks[0]}
 
 
 def sweep_graph(
@@ -204,8 +204,8 @@ def sweep_graph(
     mode = off_trace_code(off_trace)
     chosen = choose_device(device)
 
-    def walk(part: Grid) -> Walks:
-        return walk_grid(graph, part, off_trace=off_trace, device=chosen, threads=threads)
+    def walk(settings: Grid) -> Walks:
+        return walk_grid(graph, settings, off_trace=off_trace, device=chosen, threads=threads)
 
     if note and chosen == "cpu":
         from . import cpu

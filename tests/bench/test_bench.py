@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asdsim.bench import children, peers, run, specdecode, synthetic
+from analysis import specdecode
+from asdsim.bench import children, peers, run, synthetic
 from asdsim.cli import main
 from asdsim.errors import UsageError
 from asdsim.rules.settings import STRICT, Grid

@@ -135,6 +135,16 @@ def test_a_baseline_that_accepts_ties_says_so(loose) -> None:
     assert rows["lightllm"]["baseline"] == "B=0 of lightllm (accepts ties)"
 
 
+def test_a_row_is_exact_where_no_request_is_missing_at_all() -> None:
+    grid = Grid.product([8, 12, 16], [0.25, 1], [2, math.inf])
+    graph = build_graph(asdsim.load(TRACES / "smollm2-layerskip"))
+    share = walk_grid(graph, grid).exact.mean(axis=1)
+    assert ((share > 0.5) & (share < 1)).any() and (share == 1).any()
+    for off_trace in ("stop", "recorded"):
+        rows = sweep_graph(graph, grid, off_trace=off_trace)
+        assert np.array_equal(rows["exact"], share == 1) and np.array_equal(rows["exact_share"], share)
+
+
 def test_draws_are_averaged_as_everywhere_and_exact_walks_are_themselves(loose) -> None:
     graph = build_graph(asdsim.load(loose[0]))
     grid = Grid.product([0, 0.5, 2, math.inf], [0.25, 2], [1, 2])
