@@ -25,6 +25,7 @@ from ..records import FORBIDDEN_LOGIT, NO_PARENT, RequestRecord, StepRecord
 from .accept import lay_blocks, ranks, spread
 
 log = logging.getLogger("asdsim.record")
+CHUNK = 64
 SPARE = 24
 """Ranks looked at beyond the top k, so that ties there are ordered by id."""
 
@@ -137,9 +138,10 @@ class Recorder:
         """
         if self.sink is None or not any(name in self._live for name in names):
             return None
-        rows = logits.float().clamp(min=FORBIDDEN_LOGIT)
+        rows = logits.float()
         number = min(self.top_k + SPARE, rows.shape[1])
-        values, ids = rows.topk(number, dim=-1)
+        values, ids = largest(rows, number)
+        values = values.clamp(min=FORBIDDEN_LOGIT)
         ids, order = ids.sort(dim=-1)  # by id, and then by value without disturbing that order
         values, again = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
         ids = ids.gather(1, again)
@@ -157,10 +159,10 @@ class Recorder:
             behind = torch.arange(len(widths), device=rows.device)[:, None]  # bonus rows before a block
             own = torch.zeros(len(drafts), dtype=torch.int64, device=rows.device)
             own.index_add_(0, blocks.rows.flatten(), ((blocks.rows + behind) * blocks.inside).flatten())
-            owned, chosen = rows[own], drafts.long()
+            chosen = drafts.long()
             made |= {
-                "draft_ids": drafts.int(), "draft_logits": owned.gather(1, chosen[:, None])[:, 0],
-                "ranks": ranks(owned, chosen).int(),
+                "draft_ids": drafts.int(), "draft_logits": rows[own, chosen].clamp(min=FORBIDDEN_LOGIT),
+                "ranks": ranks_of(rows, own, chosen, ids).int(),
             }  # fmt: skip
         return Columns(list(names), list(widths), made)
 
@@ -274,6 +276,34 @@ def _columns(host: dict[str, Any], rows: slice, drafts: slice) -> dict[str, Any]
         "draft_logits": host["draft_logits"][drafts].copy() if "draft_ids" in host else none.astype(np.float32),
         "ranks": host["ranks"][drafts].copy() if "draft_ids" in host else none,
     }  # fmt: skip
+
+
+def largest(rows: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values and ids of the largest entries of each row; which of several equal ones, is left open.
+
+    They lie in those chunks of the row whose own maxima are largest: one fast pass, and a search in little.
+    """
+    chunks = rows.shape[1] // CHUNK
+    if chunks <= 2 * number:
+        return rows.topk(number, dim=-1)
+    head = rows[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK))
+    best = head.amax(-1).topk(number, dim=-1).indices
+    inner = head.gather(1, best[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
+    places = (best[:, :, None] * CHUNK + torch.arange(CHUNK, device=rows.device)).flatten(1)
+    tail = torch.arange(chunks * CHUNK, rows.shape[1], device=rows.device).expand(len(rows), -1)
+    values, found = torch.cat([inner, rows[:, chunks * CHUNK :]], 1).topk(number, dim=-1)
+    return values, torch.cat([places, tail], 1).gather(1, found)
+
+
+def ranks_of(rows: torch.Tensor, own: torch.Tensor, ids: torch.Tensor, top_ids: torch.Tensor) -> torch.Tensor:
+    """Return the rank of ``ids[t]`` in row ``own[t]``; ``top_ids`` are the first of each row in order."""
+    if rows.device.type != "cpu":  # looking which are found would wait for the device
+        return ranks(rows[own], ids)
+    hits = top_ids[own] == ids[:, None]
+    found = hits.int().argmax(1)
+    far = (~hits.any(1)).nonzero()[:, 0]
+    found[far] = ranks(rows[own[far]], ids[far])
+    return found
 
 
 def to_host(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Any]:
