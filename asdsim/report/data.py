@@ -314,13 +314,13 @@ def _numbering(
     parts: Sequence[npt.NDArray[np.integer]],
 ) -> tuple[npt.NDArray[np.int32], Callable[[npt.NDArray[np.integer]], npt.NDArray[Any]]]:
     """Return the token ids of some columns, the most frequent first, and what turns ids into rows of that list."""
-    ids, counts = np.unique(np.concatenate([part.ravel() for part in parts]), return_counts=True)
+    ids, counts = np.unique(np.concatenate([column.ravel() for column in parts]), return_counts=True)
     counts, ids = counts[ids >= 0], ids[ids >= 0]
     words = ids[np.argsort(-counts, kind="stable")].astype(np.int32)
     row_of = np.zeros(int(words.max(initial=0)) + 2, np.uint16 if len(words) < 1 << 16 else np.uint32)
     row_of[words] = np.arange(len(words))
     last = len(row_of) - 1
-    return words, lambda found: row_of[np.where((found < 0) | (found > last), last, found)]
+    return words, lambda tokens: row_of[np.where((tokens < 0) | (tokens > last), last, tokens)]
 
 
 def _texts(vocabulary: Vocabulary, words: npt.NDArray[np.int32]) -> tuple[list[Any], list[int]]:

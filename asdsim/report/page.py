@@ -182,11 +182,11 @@ def head_of(
     """Return what the top of the page says: verdict, facts and provenance."""
     trace, manifest = results[0].trace, results[0].trace.manifest
     entry = content.settings[start]
-    exact = sum(one["exact"] == 1 for one in content.settings)
+    exact = sum(setting["exact"] == 1 for setting in content.settings)
     modes = {result.off_trace for result in results}
     kind = "exact" if exact == len(content.settings) else f"{exact} of {len(content.settings)} settings exact"
     held = len(content.requests)
-    lossless = all(one["name"] == "strict" for one in content.settings)
+    lossless = all(setting["name"] == "strict" for setting in content.settings)
     facts = {
         "target": _model(manifest.target),
         "drafter": _model(manifest.drafter),
@@ -336,13 +336,13 @@ def packed(content: Content) -> tuple[dict[str, list[Any]], str]:
     """Return where each column lies (type, start in bytes, entries), and all of them compressed, in base64."""
     spec: dict[str, list[Any]] = {}
     parts: list[bytes] = []
-    at = 0
+    offset = 0
     for name, array in content.columns.arrays.items():
         data = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        spec[name] = [array.dtype.name, at, len(array)]
+        spec[name] = [array.dtype.name, offset, len(array)]
         padding = -len(data) % 8
         parts += [data, bytes(padding)]
-        at += len(data) + padding
+        offset += len(data) + padding
     return spec, base64.b64encode(gzip.compress(b"".join(parts), 9, mtime=0)).decode()
 
 
