@@ -34,9 +34,10 @@ COLUMNS: dict[str, str] = {
     "draft_acceptance_rate": "num_accepted_draft_tokens / num_draft_tokens",
     "strict_mean_acceptance_length": "mean_acceptance_length of the baseline on the same requests; null unless "
     "paired_requests equals requests",
-    "strict_accepted_per_proposal": "accepted_per_proposal of the baseline on the same requests; null in the same cases",
-    "acceptance_length_gain": "mean_acceptance_length / strict_mean_acceptance_length - 1; null in the same cases, and where "
-    "requests have left the row",
+    "strict_accepted_per_proposal": "accepted_per_proposal of the baseline on the same requests; null in the same "
+    "cases",
+    "acceptance_length_gain": "mean_acceptance_length / strict_mean_acceptance_length - 1; null in the same cases, and "
+    "where requests have left the row",
     "completion_tokens": "tokens committed",
     "num_spec_steps": "verifications",
     "num_draft_tokens": "draft tokens proposed",
@@ -124,7 +125,9 @@ FIGURES: dict[str, Figure] = {
         "generated tokens against strict, minus 1", _with_strict("tokens"),
         lambda s: s["tokens"] / s["tokens_strict"] - 1.0,
     ),
-    "tokens_per_second": Figure("tokens per second, predicted by the cost model", ("tokens", "seconds"), _over("tokens", "seconds")),
+    "tokens_per_second": Figure(
+        "tokens per second, predicted by the cost model", ("tokens", "seconds"), _over("tokens", "seconds")
+    ),
     "speed_up_plain": Figure(
         "predicted tokens per second over those of the target alone (plain decoding), as a factor",
         ("tokens", "seconds", "tokens_strict", "plain_strict"),
