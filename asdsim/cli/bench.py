@@ -11,11 +11,11 @@ from .common import json_option, note, print_json
 
 LABELS = {
     "cpu": "asdsim, recorded order",
-    "numpy": "numpy, list of mismatches",
-    "torch": "torch, cumsum and cumprod as the reference does",
+    "numpy": "NumPy, loop over mismatches",
+    "torch": "torch, cumsum and cumprod like the reference",
     "torch_broadcast": "torch, broadcasting over settings",
-    "python": "plain Python as the reference does",
-    "python_loop": "plain Python, a bare loop",
+    "python": "plain Python, like the reference",
+    "python_loop": "plain Python, a minimal loop",
     "graph": "asdsim, exact walk of a covered trace",
     "recorded_path": "asdsim, recorded order on its captured path",
     "graph_pair_by_pair": "asdsim, exact walk pair by pair",
@@ -26,7 +26,7 @@ LABELS = {
 @click.option(
     "--quick",
     is_flag=True,
-    help="Small samples of the slow ways; no grids of a million settings, no memory, no first replay.",
+    help="Small samples of the slow implementations; no grids of a million settings, no memory peak, no first replay.",
 )
 @click.option("--requests", default=1000, show_default=True, help="Requests of the synthetic trace.")
 @click.option("--trace", type=click.Path(path_type=Path),

@@ -50,30 +50,40 @@ if TYPE_CHECKING:
     type=int,
     default=0,
     metavar="PARTS",
-    help="Without a holdout: judge each of so many parts under the setting chosen on the others.",
+    help="Without a holdout: split CAL into this many parts, and judge each under the setting chosen on the others.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("policy.json"), show_default=True,
-              help="Policy file to write; named here it replaces an existing one.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace whatever the output file holds, a policy judged on a holdout too.")
+              help="Policy file to write; an existing one is replaced only if -o names it.")  # fmt: skip
+@click.option(
+    "--force", is_flag=True, help="Replace the output file whatever it holds, even a policy judged on a holdout."
+)
 @click.option(
     "--method",
     default="pareto",
     show_default=True,
     metavar="pareto|quantile",
-    help="The fastest setting within limits; or B = g = a quantile of first-rejection ratios (the paper's).",
+    help="pareto: the fastest setting within the limits. quantile: B = g = a quantile of first-rejection ratios, as "
+    "in the paper.",
 )
 @rule_flags()
-@click.option("--quantile", default=0.25, show_default=True, help="Of the first-rejection ratios; --M is then the cap.")
+@click.option(
+    "--quantile",
+    default=0.25,
+    show_default=True,
+    help="Quantile of the first-rejection ratios; --M then gives the cap.",
+)
 @click.option("--max-regret-per-token", type=float, help="Limit, in logits.")
 @click.option("--max-divergence", type=float, help="Limit on the share of outputs that differ from strict.")
 @click.option("--max-length-change", type=float, help="Limit on the relative change of length, either way.")
 @click.option(
     "--max-accuracy-drop",
     type=float,
-    help="Limit on accuracy lost against strict, as a share; refused where strict has nothing right to lose.",
+    help="Limit on accuracy lost against strict, as a share; refused if strict gets no answer right.",
 )
-@click.option("--bound", is_flag=True, help="Hold limits with the far end of the 95 % interval, not the value.")
-@click.option("--estimate", metavar="aligned|recorded", help="Allow settings that are not exact, estimated so.")
+@click.option("--bound", is_flag=True, help="Apply limits to the far end of the 95 % interval instead of the value.")
+@click.option(
+    "--estimate", metavar="aligned|recorded", help="Allow settings that are not exact, estimated in this mode."
+)
 @click.option("--table", type=click.Path(path_type=Path), help="Write all candidates with intervals: .parquet or .csv.")
 @cost_option
 @scoring_options

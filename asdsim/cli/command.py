@@ -121,8 +121,8 @@ def equipped(command: click.Command) -> click.Command:
     """Return a command with what all commands share."""
     if type(command) is click.Command:
         command.__class__ = Command
-        for flag, step, text in (("-q/--quiet", -1, "No progress and no remarks on stderr, only errors."),
-                                 ("-v/--verbose", 1, "More remarks, and where an error was raised.")):  # fmt: skip
+        for flag, step, text in (("-q/--quiet", -1, "Print only errors on stderr: no progress, no notes."),
+                                 ("-v/--verbose", 1, "Print more notes, and where an error was raised.")):  # fmt: skip
             command.params.append(
                 click.Option(flag.split("/"), is_flag=True, expose_value=False, is_eager=True,
                              callback=_set_level(step), help=text)

@@ -108,8 +108,8 @@ def config_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--config FILE``: a TOML file whose keys are flags; flags given on the command line win."""
     return click.option(
         "--config", type=click.Path(path_type=Path), callback=_load_config, is_eager=True, expose_value=False,
-        help="TOML file with defaults for these flags; a table named after the command may hold them, one of another "
-        "command is passed over.",
+        help="TOML file with defaults for these flags, at the top level or in a table named after the command. "
+             "Tables of other commands are ignored.",
     )(function)  # fmt: skip
 
 
@@ -194,23 +194,23 @@ def rule_flags(exact: bool = False) -> Callable[[Callable[..., Any]], Callable[.
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         axis = "Comma list and inclusive ranges start:stop:step; inf allowed."
-        every = " exact, or exact:UPPER: every B at which something changes." if exact else ""
+        every = " Or exact, or exact:UPPER, for every B at which something changes." if exact else ""
         options = (
             click.option("--B", "B", metavar="LIST", help=f"Regret budget per request, in logits. {axis}{every}"),
             click.option("--g", "g", metavar="LIST", help="Gate on regret / suffix value, in logits."),
             click.option("--M", "M", metavar="LIST", help="Cap on relaxed tokens per block."),
             click.option("--rule", default="asd", show_default=True, help="Acceptance rule; see asdsim rules."),
             click.option("-p", "--param", multiple=True, metavar="NAME=LIST",
-                         help="Parameter of another rule than asd; may be given several times."),
-            click.option("--semantics", default="paper", show_default=True, help="asd: which reading of it, "
-                         "paper|core|dspark|lightllm."),
-            click.option("--regret", default="logit", show_default=True, help="asd: logit, z(y) - z(x), or "
-                         "probability, p(y) - p(x) from 0 to 1. B, ledger, figures of regret and the closeness to "
-                         "another decision are in its unit, g in that per suffix value."),
+                         help="Parameter of a rule other than asd; may be given several times."),
+            click.option("--semantics", default="paper", show_default=True, help="asd: reading of the rule, "
+                "paper|core|dspark|lightllm."),
+            click.option("--regret", default="logit", show_default=True, help="asd: regret as logit, z(y) - z(x), or "
+                "probability, p(y) - p(x) from 0 to 1. B, the ledger, figures of regret and decision margins are in "
+                "its unit, g in that unit per suffix value."),
             click.option("--value", default="", metavar="SCHEME",
-                         help="asd: suffix|normalised|reciprocal|unit|reuse, if not that of the semantics."),
+                         help="asd: suffix|normalised|reciprocal|unit|reuse. The default follows --semantics."),
             click.option("--ledger", default="request", show_default=True, help="asd: request|block|none."),
-            click.option("--no-gate", is_flag=True, help="asd: without the gate."),
+            click.option("--no-gate", is_flag=True, help="asd: drop the gate."),
         )  # fmt: skip
         command_with: Callable[..., Any] = command
         for option in reversed(options):

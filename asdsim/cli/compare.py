@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 @click.command("compare")
 @click.argument("trace", type=TracePath())
-@click.option("--rules", "names", metavar="LIST", show_default="all", help="Rules to compare, by comma.")
-@click.option("--level", type=float, help="Match rules at this risk; without it each at its published setting.")
+@click.option("--rules", "names", metavar="LIST", show_default="all", help="Comma list of rules to compare.")
+@click.option(
+    "--level", type=float, help="Compare rules at this level of risk; without it, each at its published setting."
+)
 @click.option("--risk", default="regret_max", show_default=True,
               help="What --level bounds: regret_max|regret_per_token|outputs_differ_share.")  # fmt: skip
 @click.option("--draft-cost", type=float, show_default="median timings of the trace",

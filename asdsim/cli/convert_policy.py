@@ -12,7 +12,7 @@ from .common import json_option, note, print_json
 
 @click.command("convert-policy")
 @click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option("--B", "B", type=float, help="Budget, where no CONFIG is given.")
+@click.option("--B", "B", type=float, help="Budget, if no CONFIG is given.")
 @click.option("--g", "g", type=float, help="Gate.")
 @click.option("--M", "M", type=float, help="Cap.")
 @click.option("--from", "source", default="paper", show_default=True, metavar="paper|core|dspark|lightllm",

@@ -20,7 +20,7 @@ GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 @click.command("demo")
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True,
               help="Folder for the trace, the sweep and the figures.")  # fmt: skip
-@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @threads_option
 @json_option
 @config_option

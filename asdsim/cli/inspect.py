@@ -13,7 +13,7 @@ from .common import TracePath, config_option, json_option, print_json
 
 @click.command("inspect")
 @click.argument("trace", metavar="DIR", type=TracePath())
-@click.option("--no-checksums", is_flag=True, help="Skip the SHA-256 of the shards; all else is still checked.")
+@click.option("--no-checksums", is_flag=True, help="Skip the SHA-256 of the shards; everything else is still checked.")
 @json_option
 @config_option
 def command(trace: Path, no_checksums: bool, as_json: bool) -> None:

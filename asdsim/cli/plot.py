@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _axis(name: str, text: str) -> Any:
     return click.option(
         f"--{name}", name, metavar="LIST",
-        help=f"{text}: values to show of a sweep, or to replay a trace under [trace default: {DEFAULT_AXES[name]}].",
+        help=f"{text} to show from a sweep, or to replay a trace with  [trace default: {DEFAULT_AXES[name]}]",
     )  # fmt: skip
 
 

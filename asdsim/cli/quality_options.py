@@ -53,8 +53,7 @@ def seed_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--seed`` of a bootstrap."""
     return click.option(
         "--seed", default=0, show_default=True, metavar="N", callback=_whole_number,
-        help="Fixes which requests each bootstrap resample draws, and the parts of --split where there is one: the "
-        "same seed gives the same intervals.",
+        help="Seed of the bootstrap resamples, and of the parts of --split: the same seed gives the same intervals.",
     )(function)  # fmt: skip
 
 
@@ -70,7 +69,8 @@ def cost_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--cost``."""
     return click.option(
         "--cost", metavar="NAME|FILE", default="trace", show_default=True,
-        help="Step times: those of the trace, a published name, or a table (CSV, JSON); 'none' leaves speed out.",
+        help="Step times for predicted speeds: trace (its own), a published name, or a table (CSV, JSON); none "
+             "leaves speeds out.",
     )(function)  # fmt: skip
 
 
@@ -85,9 +85,9 @@ class Scoring:
     allow_code : bool
         Whether programs that the model wrote may be run, each for ``timeout`` seconds with ``memory`` megabytes.
     tokenizer : str or None
-        Name or directory of the target's tokenizer, if not under its own name.
+        Name or directory of the target's tokenizer, if not that of the target's name.
     offline : bool
-        Use only what is on this machine.
+        Use only files on this machine.
     """
 
     chosen: Mapping[str, str]
@@ -133,15 +133,16 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     options = (
         click.option("--scorer", "scorers", multiple=True, metavar="TASK=SCORER",
-                     help="How a task is scored, if not by its name: gsm8k, humaneval, exact, contains (the reference "
-                     "is in the output), regex:PATTERN (found in it; a group must equal the reference), or "
-                     "MODULE:FUNCTION of yours, called with output and reference."),
+                     help="Scorer of a task, if not the one of its name: gsm8k, humaneval, exact, contains (the "
+                          "reference is in the output), regex:PATTERN (found in the output; a group must equal the "
+                          "reference), or MODULE:FUNCTION, your own function of output and reference."),
         click.option("--allow-code-execution", "allow_code", is_flag=True,
                      help="Run the programs that the model wrote (humaneval), in a limited process."),
-        click.option("--timeout", default=5.0, show_default=True, help="Seconds that one program may take."),
-        click.option("--memory", default=1024, show_default=True, help="Megabytes that one program may take."),
-        click.option("--tokenizer", help="Name or directory of the target's tokenizer, if not under its own name."),
-        click.option("--offline", is_flag=True, help="Use only what is on this machine."),
+        click.option("--timeout", default=5.0, show_default=True, help="Seconds that each program may take."),
+        click.option("--memory", default=1024, show_default=True, help="Megabytes that each program may use."),
+        click.option("--tokenizer", help="Name or directory of the target's tokenizer, if not that of the target's "
+                                         "name."),
+        click.option("--offline", is_flag=True, help="Use only files on this machine."),
     )  # fmt: skip
     with_options: Callable[..., Any] = command
     for option in reversed(options):

@@ -61,8 +61,8 @@ def _check_device(name: str) -> None:
 @rule_options(exact=True, checks={
     "off_trace": _check_off_trace, "device": _check_device, "threads": check_threads, "output": check_table,
 })  # fmt: skip
-@click.option("--off-trace", metavar="stop|aligned|recorded|pooled", show_default="stop; pooled where neither named "
-              "nor covered", help="At a prefix that was not captured: drop the request (the row is then not exact), or "
+@click.option("--off-trace", metavar="stop|aligned|recorded|pooled", show_default="stop; pooled if no setting is "
+    "named or covered", help="At a prefix that was not captured: drop the request (the row is then not exact), or "
               "estimate.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|reference")
 @click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
@@ -75,7 +75,7 @@ def _check_device(name: str) -> None:
 @click.option(
     "--intervals",
     is_flag=True,
-    help="Give --json the 95 % intervals that the printed table has; null in rows that are not exact.",
+    help="Add the printed table's 95 % intervals to --json; null in rows that are not exact.",
 )
 @click.option(
     "--cost",

@@ -27,16 +27,18 @@ if TYPE_CHECKING:
               "times.")  # fmt: skip
 @click.option("--against", default="strict", show_default=True, metavar="SETTING",
               help="What to compare with: strict, 'B=4 g=.25 M=2', 'mars theta=.9'.")  # fmt: skip
-@click.option("--largest-regret", type=int, metavar="N", help="Show the N requests that spend most regret.")
+@click.option("--largest-regret", type=int, metavar="N", help="Show the N requests that spend the most regret.")
 @click.option("--changed-answers", is_flag=True, help="Show the requests whose answers differ, as the scorer of the "
               "task reads them.")  # fmt: skip
-@click.option("--first-differences", is_flag=True, help="List the requests whose outputs differ, and where they part.")
+@click.option(
+    "--first-differences", is_flag=True, help="List the requests whose outputs differ, each with its first difference."
+)
 @click.option("--off-trace", default="stop", show_default=True, metavar="stop|aligned|recorded",
-              help="At a prefix that was not captured: end there, or go on by a marked guess.")  # fmt: skip
-@click.option("--prompt", "whole_prompt", is_flag=True, help="Show prompts whole.")
-@click.option("--tokenizer", metavar="NAME|DIR", help="Tokenizer of the target, for a trace that holds no text of its "
-              "tokens.")  # fmt: skip
-@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+              help="At a prefix that was not captured: stop, or continue with a marked estimate.")  # fmt: skip
+@click.option("--prompt", "whole_prompt", is_flag=True, help="Show whole prompts.")
+@click.option("--tokenizer", metavar="NAME|DIR", help="Tokenizer of the target, for a trace without the text of its "
+                                                      "tokens.")  # fmt: skip
+@click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @json_option
 @config_option
 def command(

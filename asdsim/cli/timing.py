@@ -25,13 +25,15 @@ from .quality_options import bootstrap_options, check_resamples, cost_of, cost_o
 @click.command("timing")
 @click.argument("trace", type=TracePath())
 @click.option("--policy", type=click.Path(path_type=Path), required=True, help="File that asdsim calibrate wrote.")
-@click.option("--limit", default=8, show_default=True, help="Requests: the first ones of the trace.")
+@click.option("--limit", default=8, show_default=True, help="Number of requests, from the start of the trace.")
 @click.option("--tokens", type=int, help="Tokens to generate for each.  [default: the trace's limit]")
-@click.option("--max-drift", default=3.0, show_default=True, help="Per cent that the strict runs may differ.")
-@click.option("--interleave", is_flag=True, help="Run the three request by request, on a machine that is not still.")
-@click.option("--target", help="Where the target is now, if no longer under its recorded name.")
+@click.option("--max-drift", default=3.0, show_default=True, help="Percent by which the two strict runs may differ.")
+@click.option(
+    "--interleave", is_flag=True, help="Alternate the three runs request by request, for a machine under other load."
+)
+@click.option("--target", help="Where the target is now, if not under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
-@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @cost_option
 @bootstrap_options
 @threads_option
