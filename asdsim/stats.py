@@ -70,7 +70,7 @@ def resample_weights(requests: int, resamples: int = RESAMPLES, seed: int = 0) -
         If nothing would be drawn.
     """
     if resamples < 2:
-        raise UsageError(f"{resamples} resamples give no interval", fix="give at least 2, better 2000")
+        raise UsageError(f"{resamples} resamples are too few for an interval", fix="give at least 2, preferably 2000")
     if requests < 1:
         raise UsageError("there is no request to resample")
     rng = np.random.default_rng(seed)
@@ -277,7 +277,7 @@ def few(*requests: int) -> str:
         return f"{who} no interval"
     if least >= FEW:
         return ""
-    return f"{least} requests are few: the 95 % intervals are wide for that reason, and their level is approximate"
+    return f"{least} requests are few, so the 95 % intervals are wide and their level is approximate"
 
 
 def ratio(numerator: npt.NDArray[Any], denominator: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

@@ -210,7 +210,7 @@ def check_pair(target: Target, drafter: Drafter, num_draft_tokens: int) -> None:
 def check_width(name: str, limit: int | None, num_draft_tokens: int) -> None:
     """Refuse a K that is more than a drafter can draft at once."""
     if limit is not None and num_draft_tokens > limit:
-        raise CaptureError(f"K={num_draft_tokens} is more than drafter {name} can do", fix=f"give K <= {limit}")
+        raise CaptureError(f"K={num_draft_tokens} is more than drafter {name} can draft", fix=f"give K <= {limit}")
 
 
 def check_vocabulary(target: Target, drafter: Drafter) -> None:

@@ -63,7 +63,7 @@ def parse_date(text: str | None) -> date | None:
             raise ValueError
         return date.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"--template-date {shown(text)!r} is no date", fix="write YYYY-MM-DD") from None
+        raise UsageError(f"--template-date {shown(text)!r} is not a date", fix="write YYYY-MM-DD") from None
 
 
 @dataclass
@@ -92,9 +92,9 @@ class Encoder:
     def __post_init__(self) -> None:
         source = self.source
         if self.arguments and source is None:
-            raise UsageError("--chat-template-arg, but no chat template is applied", fix="leave it out")
+            raise UsageError("--chat-template-arg is given, but no chat template is applied", fix="leave it out")
         if self.day is not None and not self.has_clock:
-            raise UsageError("--template-date, but the chat template has no date", fix="leave it out")
+            raise UsageError("--template-date is given, but the chat template has no date", fix="leave it out")
         for name in self.arguments:
             if source is not None and name not in self._variables(source):
                 known = sorted(self._variables(source) - RESERVED)
@@ -115,7 +115,7 @@ class Encoder:
         if held is not None and not isinstance(held, str):
             names = ", ".join(map(str, held)) if isinstance(held, dict) else f"a {type(held).__name__}"
             raise CaptureError(
-                f"the chat template is no text: {shown(names)[:200]}",
+                f"the chat template is not text: {shown(names)[:200]}",
                 fix="keep one template in the tokenizer's directory, or add --no-chat-template",
             )
         return held or None
@@ -181,7 +181,7 @@ class Encoder:
             first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise CaptureError(
                 f"the chat template fails: {shown(first)[:300]}", where=where,
-                fix="mend chat_template in the tokenizer's directory, or add --no-chat-template",
+                fix="fix chat_template in the tokenizer's directory, or add --no-chat-template",
             ) from error  # fmt: skip
 
     def ids(self, prompt: Prompt) -> list[int]:

@@ -144,9 +144,9 @@ class Plan:
             check_name(argument)
         check_overrides(name, self.overrides)
         if self.draft_rope_theta is not None and not 0 < self.draft_rope_theta < math.inf:
-            raise UsageError(f"--draft-rope-theta {self.draft_rope_theta:g} is no base", fix="give a number above 0")
+            raise UsageError(f"--draft-rope-theta {self.draft_rope_theta:g} is not a base", fix="give a number above 0")
         if self.divergences and name == "lookup":
-            raise UsageError("drafter lookup has no distribution, so no divergences", fix="leave --divergences out")
+            raise UsageError("drafter lookup gives no distribution, so no divergences", fix="leave --divergences out")
 
     @property
     def folder(self) -> Path:

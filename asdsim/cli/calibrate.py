@@ -109,7 +109,7 @@ def command(
     _check_output(output, holdout is not None or split > 0, force)
     most = (max_regret_per_token, max_divergence, max_length_change, max_accuracy_drop)
     if any(limit is not None and not limit >= 0 for limit in most):
-        raise UsageError("a limit is negative or no number")
+        raise UsageError("a limit is negative or not a number")
     wanted = _asked(method, quantile, asked)
     from .. import result as api
     from ..evaluate.quality import Evaluator
@@ -158,7 +158,7 @@ def _check_output(output: Path, judged: bool, force: bool) -> None:
     # As with replay -o, a file that the user names is replaced; one that nobody named may be a policy in use.
     if output.exists() and click.get_current_context().get_parameter_source("output") is ParameterSource.DEFAULT:
         raise UsageError(
-            "it exists, and no -o asks to replace it", where=str(output),
+            "the file exists, and is replaced only if -o names it", where=str(output),
             fix=f"give -o {output} to replace it, or another file with -o",
         )  # fmt: skip
     check_replaces(output, judged)
@@ -178,7 +178,7 @@ def _asked(method: str, quantile: float, asked: dict[str, Any]) -> list[Grid] | 
     if method == "quantile":
         if asked["rule"] != "asd":
             raise UsageError(
-                f"the quantile of first-rejection ratios gives B and g of asd, not a setting of {asked['rule']}",
+                f"--method quantile gives B and g of asd, not a setting of {asked['rule']}",
                 fix="use --method pareto",
             )
         cap = axis_values("M", asked["M"])[0] if asked["M"] is not None else 1.0
@@ -256,16 +256,16 @@ def _notes(frozen: Calibration, judged: str, estimate: str | None, scored: bool)
             note(f"{name}: {side.about_scores()}")
     if frozen.left_out:
         settings = counted(frozen.left_out, "setting")
-        note(f"exact here but not on the holdout, and so no candidates: {settings}; cover it for them")
+        note(f"exact here but not on the holdout, so left out: {settings}; cover the holdout for them")
     if frozen.holdout is None:
-        note("no holdout: these figures are those of the set that the setting was chosen on, and flatter it")
+        note("no holdout: these figures come from the set that the setting was chosen on, and are too good")
     if frozen.method == "pareto" and not frozen.limits.given():
-        note("no limit was given: this is the fastest setting, whatever it costs")
+        note("no limit was given: this is the fastest setting, whatever it does to the outputs")
     if estimate:
         note(f"settings that are not exact were allowed: their figures are estimates ({estimate})")
     rule = frozen.grid.layout.rule
     if rule != "asd" and get_rule(rule).sampled:
-        note(f"{rule}: a greedy trace cannot tell what sampling under it would give; see asdsim rules")
+        note(f"{rule}: a greedy trace cannot show what sampling under it would give; see asdsim rules")
     note_baselines(frozen.calibration)
     if text := few(*(int(side.requests[0]) for side in sides.values() if side.exact[0])):
         note(text)

@@ -123,7 +123,7 @@ def command(
     else:
         _print(plan.folder, row)
     if summary.uncovered:
-        note("asdsim: requests came in, so the grids that were covered no longer are; run asdsim cover again")
+        note("asdsim: requests were added, so the trace no longer covers its grids; run asdsim cover again")
     if summary.interrupted:
         note(f"asdsim: interrupted; kept: {counted(row['requests'] + row['skipped'], 'request')}, --resume continues")
         raise click.exceptions.Exit(130)
@@ -136,7 +136,7 @@ def policy_of(rule: str, B: str | None, g: str | None, M: str | None) -> Policy 
     given = [name for name, value in (("B", B), ("g", g), ("M", M)) if value is not None]
     if rule == "strict":
         if given:
-            raise UsageError(f"--{given[0]} has no meaning under --rule strict", fix="add --rule asd")
+            raise UsageError(f"--{given[0]} has no effect under --rule strict", fix="add --rule asd")
         return None
     if B is None:
         raise UsageError("--rule asd needs a budget", fix="add --B NUMBER")
@@ -146,7 +146,9 @@ def policy_of(rule: str, B: str | None, g: str | None, M: str | None) -> Policy 
 def _one(name: str, text: str) -> float:
     values = parse_axis(name, text)
     if len(values) != 1:
-        raise UsageError(f"--{name} {text} names {len(values)} values", fix="a capture runs under one setting")
+        raise UsageError(
+            f"--{name} {text} names {len(values)} values", fix="give one: a capture runs under one setting"
+        )
     return values[0]
 
 

@@ -228,12 +228,12 @@ def _upper(B: str | None, ledger: str) -> float | None:
     if word != "exact":
         return None
     if ledger == "none":
-        raise UsageError("--B exact with --ledger none: no budget is looked at")
+        raise UsageError("--B exact needs a budget, and --ledger none has none")
     if not colon:
         return math.inf
     values = parse_axis("B", end)
     if len(values) != 1:
-        raise UsageError(f"B={B!r} names {len(values)} ends", fix="write exact or exact:UPPER")
+        raise UsageError(f"B={B!r} names {len(values)} upper bounds", fix="write exact or exact:UPPER")
     return values[0]
 
 
@@ -264,21 +264,21 @@ def grids_of(
                 raise UsageError(f"--{name} belongs to rule asd", fix=f"rule {rule} takes -p NAME=LIST")
         return rule_grids(rule, given)
     if param:
-        raise UsageError("--param belongs to another rule than asd", fix="name one with --rule")
+        raise UsageError("--param is for rules other than asd", fix="name one with --rule")
     varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger}
     if B is None and g is None and M is None and not required:
         usual = {"semantics": "paper", "regret": "logit", "value": "", "ledger": "request", "no_gate": False}
         for name, flag in (("semantics", semantics), *varied.items(), ("no_gate", no_gate)):
             if flag != usual[name]:
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} without settings would change nothing", fix="give --B, --g and --M as well")
+                raise UsageError(f"{option} has no effect without settings", fix="give --B, --g and --M as well")
         return None
     axes: dict[str, Any] = {"B": B or "inf" if ledger == "none" else B, "g": g or "inf" if no_gate else g, "M": M}
     missing = [f"'--{name}'" for name, axis in axes.items() if axis is None]
     problems = Problems()
     if missing:
         text = f"Missing option{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
-        problems.errors.append(UsageError(text, fix="--B, --g and --M belong together"))
+        problems.errors.append(UsageError(text, fix="give --B, --g and --M together"))
     for name, axis in axes.items():
         if axis is not None:
             problems.check(axis_values, name, axis)
@@ -361,4 +361,4 @@ def note_planned(path: Path, manifest: Any) -> None:
     """Do what :func:`note_unfinished` does, before the trace is read."""
     there = sum(shard.rows for shard in manifest.shards_of("requests"))
     if manifest.planned > there:
-        note(f"{path}: {there} of {manifest.planned} requests; the capture was not finished, --resume goes on")
+        note(f"{path}: {there} of {manifest.planned} requests; the capture is not finished, --resume continues it")

@@ -49,7 +49,7 @@ def command(
     if threads < 0:
         raise UsageError(f"--threads {threads} is negative")
     if level is None and click.get_current_context().get_parameter_source("risk") is ParameterSource.COMMANDLINE:
-        raise UsageError("--risk says nothing without --level", fix="add --level NUMBER")
+        raise UsageError("--risk has no effect without --level", fix="add --level NUMBER")
     if device == "reference":
         raise UsageError("the reference walk is too slow for a comparison", fix="use --device cpu or cuda")
     from .. import result as api
@@ -101,19 +101,20 @@ def print_table(comparison: Comparison, title: str) -> None:
         note(f"{name} left out: {reason}")
     if comparison.unpaired:
         left = counted(comparison.unpaired, "request")
-        note(f"{left} left out: the strict walk is not captured, so there is nothing to compare with; "
-             "asdsim cover --B 0 --g 0 --M 0")  # fmt: skip
+        note(f"{left} left out: the strict walk is not captured, so there is nothing to compare with; run asdsim "
+             "cover --B 0 --g 0 --M 0")  # fmt: skip
     if any(row["rule"] == "truncate" for row in comparison.rows):
-        note("truncate has no published K: it is shown at the one with the highest predicted speed-up")
+        note("truncate has no published K: it is shown at the K with the highest predicted speed-up")
     partly = [row for row in comparison.rows if not row["exact"]]
     if partly and comparison.off_trace == "stop":
-        note("~: these stand on the requests that never left the trace, no fair sample, and each on its own: "
+        note("~: these cover only the requests that never left the trace, a biased sample that differs from row to "
+             "row: "
              + ", ".join(f"{row['rule']} {row['requests']}" for row in partly))  # fmt: skip
     elif partly:
-        note(f"~: estimates, since walks left the captured steps: {', '.join(row['rule'] for row in partly)}")
+        note(f"~: estimates, because walks left the captured steps: {', '.join(row['rule'] for row in partly)}")
     sampled = [row["rule"] for row in comparison.rows if row["sampled"]]
     if sampled:
-        note(f"{', '.join(sampled)}: a greedy trace cannot tell what sampling under them would give; see asdsim rules")
+        note(f"{', '.join(sampled)}: a greedy trace cannot show what sampling under them would give; see asdsim rules")
     if text := few(*(row["requests"] for row in comparison.rows if row["exact"])):
         note(text)
 
@@ -147,8 +148,8 @@ def verdict(comparison: Comparison) -> list[str]:
     if comparison.off_trace == "stop":
         known = [row for row in known if row["exact"]]
         if left := len(comparison.rows) - len(known):
-            aside = [f"{left} of {len(comparison.rows)} rows not ranked: not exact, on requests that are no fair "
-                     "sample; asdsim cover, or another --off-trace"]  # fmt: skip
+            aside = [f"{left} of {len(comparison.rows)} rows not ranked: not exact, on a biased sample of requests; "
+                     "run asdsim cover, or choose another --off-trace"]  # fmt: skip
         elif comparison.level is not None:
             aside = ["only settings that are exact for all requests were candidates; asdsim cover adds others"]
     asd: Any = next((row for row in known if row["rule"] == "asd"), None)
@@ -170,4 +171,4 @@ def _doubt(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
     """Say what a verdict stands on where it is not exact."""
     if comparison.off_trace == "stop" or all(row["exact"] for row in rows):
         return []
-    return ["by estimate: cover the trace for these settings before believing it"]
+    return ["this is an estimate: cover the trace for these settings before relying on it"]

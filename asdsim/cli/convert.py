@@ -13,7 +13,7 @@ from .common import TracePath, counted, json_option, note, print_json, rule_opti
 if TYPE_CHECKING:
     from ..rules.settings import Grid
 
-NOT_REPLAYABLE = "a regret sample, not replayable: it holds first rejections with a positive regret and nothing else"
+NOT_REPLAYABLE = "a regret sample, not replayable: the file holds only first rejections with a positive regret"
 
 
 @click.command("convert")
@@ -34,7 +34,7 @@ def command(source: Path, grids: list[Grid] | None, kind: str, output: Path | No
         payload, lines = _trace(source, grids, output)
     else:
         if grids is not None:
-            raise UsageError("a setting belongs to a trace", fix="name a trace directory")
+            raise UsageError("a setting applies only to a trace", fix="name a trace directory")
         payload, lines = _file(source, kind, output)
     if as_json:
         print_json("convert", {"source": source, **payload})

@@ -100,7 +100,7 @@ def command(
     else:
         _print(progress)
     if progress.interrupted:
-        note("asdsim: interrupted; what was computed is kept, run the same command to go on")
+        note("asdsim: interrupted; what was computed is kept, run the same command to continue")
         raise click.exceptions.Exit(130)
 
 
@@ -112,7 +112,7 @@ def _print(progress: Progress) -> None:
     )
     if progress.complete:
         held, live = progress.steps_held, progress.live_steps
-        fewer = f": {live / held:.1f}x fewer" if live > held > 0 else ", and for other settings"
-        click.echo(f"{counted(held, 'step')} stand{'s' if held == 1 else ''} for {live} of live runs{fewer}")
+        fewer = f": {live / held:.1f}x fewer" if live > held > 0 else ", and serve other settings"
+        click.echo(f"{counted(held, 'step')} replace{'s' if held == 1 else ''} {live} of live runs{fewer}")
     elif not progress.interrupted:
-        note("not complete: the other pairs stay inexact (exact_share below 1); run again to go on")
+        note("not complete: the other pairs are not exact (exact_share below 1); run again to continue")

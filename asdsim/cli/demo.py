@@ -65,7 +65,7 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     from ..trace.writer import TraceWriter
 
     covered = Grid.product(**COVERED)
-    note(f"asdsim: computing the steps that {len(covered)} settings need and the capture did not meet")
+    note(f"asdsim: computing the steps that {len(covered)} settings need and the capture lacks")
     with TraceWriter.append(trace) as writer, progress_bar(1, "cover", "pair") as bar:
 
         def report(progress: Any) -> None:
@@ -104,7 +104,7 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
         return
     print_table([result])
     click.echo()
-    click.echo(f"{len(covered)} exact settings: {done.steps_held} model steps stand for {done.live_steps} of live runs")
+    click.echo(f"{len(covered)} exact settings: {done.steps_held} model steps replace {done.live_steps} of live runs")
     click.echo(f"{trace}: the trace (asdsim inspect {trace})")
     click.echo(f"{sweep}: {len(wide)} settings, estimated where not covered (asdsim plot {sweep} -o ..)")
     click.echo(f"{figures}: figures, SVG and PNG, each with the data it shows")
@@ -118,5 +118,5 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
 def _stop_if(interrupted: bool, out: Path) -> None:
     """End where Ctrl-C ended a stage: what would follow would call unfinished work exact."""
     if interrupted:
-        note(f"asdsim: interrupted; what was computed is kept, asdsim demo -o {out} goes on")
+        note(f"asdsim: interrupted; what was computed is kept, asdsim demo -o {out} continues")
         raise click.exceptions.Exit(130)

@@ -38,7 +38,7 @@ def command(
     """
     given = [axis is not None for axis in (B, g, M)]
     if any(given) and not all(given):
-        raise UsageError("--B, --g and --M belong together", fix="give all three, or none for the covered grids")
+        raise UsageError("give --B, --g and --M together", fix="give all three, or none for the covered grids")
     from ..rules.settings import Grid
 
     grid = Grid.product(B, g, M, semantics) if B is not None and g is not None and M is not None else None

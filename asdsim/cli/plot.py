@@ -58,7 +58,7 @@ def command(
         paths = plot_trace(source, output, {**DEFAULT_AXES, **axes}, off_trace or "stop", shlex.join(words))
     else:
         if off_trace is not None:
-            raise UsageError("--off-trace is settled when a sweep is made", fix="give it to asdsim replay")
+            raise UsageError("--off-trace is fixed when a sweep is made", fix="give it to asdsim replay")
         paths = plot_sweep(source, output, axes, shlex.join(words))
     if as_json:
         print_json("plot", {"source": str(source), "files": [str(path) for path in paths]})
@@ -79,7 +79,7 @@ def plot_sweep(source: Path, output: Path, axes: dict[str, list[float]], command
         from ..errors import UsageError
 
         raise UsageError(
-            f"it holds rule {', '.join(sorted(others))}, and these figures are over B, g and M",
+            f"it holds rule {', '.join(sorted(others))}, but these figures are over B, g and M",
             where=str(source), fix="use asdsim compare TRACE -o DIR for a figure of several rules",
         )  # fmt: skip
     subject = str(made_from.get("subject", source.name))

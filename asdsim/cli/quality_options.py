@@ -33,7 +33,7 @@ FORMATS = {
     "bound_by_cap": ("blocks ended by the cap (%)", "{:.1f}"),
     "length_change": ("change of length (%)", "{:+.1f}"),
     "outputs_differ_share": ("outputs that differ (%)", "{:.1f}"),
-    "first_difference_mean": ("tokens before they part", "{:.1f}"),
+    "first_difference_mean": ("tokens before the first difference", "{:.1f}"),
     "edit_distance_mean": ("edit distance (0 to 1)", "{:.3f}"),
     "logprob_per_token": ("log-probability per token (nats)", "{:.4f}"),
     "logprob_change_mean": ("change of log-probability per request (nats)", "{:+.2f}"),
@@ -128,7 +128,7 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
         names = ("allow_code", "timeout", "memory", "tokenizer", "offline")
         values = {name: given.pop(name) for name in names}
         if not values["timeout"] > 0 or values["memory"] < 64:
-            raise UsageError("a program needs some time and 64 MB at least", fix="raise --timeout or --memory")
+            raise UsageError("a program needs some time and at least 64 MB", fix="raise --timeout or --memory")
         return function(scoring=Scoring(parse_chosen(given.pop("scorers")), **values), **given)
 
     options = (
@@ -179,19 +179,19 @@ def print_columns(columns: dict[str, dict[str, Any]], names: Iterable[str]) -> N
             value = column.get(name)
             text = value if isinstance(value, str) else shown(name, value)
             if name == "accuracy_change" and text != "-" and column.get("strict_right") == 0:
-                text += ", strict has none right"
+                text += ", strict gets none right"
             cells.append(f"~{text}" if marked and text != "-" else text)
         rows.append([FORMATS[name][0], *cells])
     print_rows(["figure, 95 % interval", *heads], rows)
     if any(inexact):
-        note("~: not exact, and so without an interval; asdsim cover makes it so")
+        note("~: not exact, so without an interval; asdsim cover makes it exact")
 
 
 def note_baselines(quality: Quality) -> None:
     """Say what the predicted speed-ups are over."""
     if "speed_up" in quality.figures:
-        note("speed-ups are predicted from step times: over the target alone (one token per forward pass, taken to "
-             "last as long as a verification), and over strict speculative decoding with the same drafter")  # fmt: skip
+        note("speed-ups are predicted from step times: over the target alone (one token per forward pass, assumed to "
+             "take as long as a verification), and over strict speculative decoding with the same drafter")  # fmt: skip
 
 
 def plain_row(quality: Quality, setting: int = 0) -> dict[str, Any]:
@@ -206,4 +206,6 @@ def plain_row(quality: Quality, setting: int = 0) -> dict[str, Any]:
 def check_resamples(resamples: int) -> None:
     """Refuse a bootstrap that gives no interval."""
     if resamples < 2:
-        raise UsageError(f"--resamples {resamples} give no interval", fix="give at least 2, better 2000")
+        raise UsageError(
+            f"--resamples {resamples} is too small for an interval", fix="give at least 2, preferably 2000"
+        )

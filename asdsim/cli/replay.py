@@ -124,8 +124,8 @@ def command(
         note(f"wrote {counted(total, 'row')} to {output}")
     model = cost_of(cost, source)
     if not results[0].has_intervals and (intervals or model is not None):
-        note("no interval and no predicted speed: these need one walk for each request, on --device cpu or cuda and "
-             "not pooled")  # fmt: skip
+        note("no interval and no predicted speed: these need one walk per request, so --device cpu or cuda, and not "
+             "pooled")  # fmt: skip
     if as_json:
         rows = [row for result in results for row in result.rows()]
         if intervals or model is not None:
@@ -141,7 +141,7 @@ def note_default(trace: Trace, shown: Grid, mode: str) -> None:
     from ..trace.covered import covered_grids, covered_like
 
     if covered_like(trace, shown) is None:
-        note(f"no setting named, and none covered: {counted(len(shown), 'setting')} by --off-trace {mode}; "
+        note(f"no setting named, and none covered: {counted(len(shown), 'setting')} estimated by --off-trace {mode}; "
              "asdsim cover makes settings exact")  # fmt: skip
     else:
         note(f"no setting named: the {counted(len(shown), 'setting')} that the trace is covered for")
@@ -152,7 +152,7 @@ def note_default(trace: Trace, shown: Grid, mode: str) -> None:
         elif (grid.reading, grid.layout) != (shown.reading, shown.layout):
             others[" ".join(["--semantics", grid.semantics, grid.parameters(0)]).strip()] = None
     if others:
-        note(f"covered as well, and not shown: {', '.join(others)}")
+        note(f"also covered, but not shown: {', '.join(others)}")
 
 
 def print_table(results: list[Result], cost: CostModel | None = None) -> None:
@@ -197,7 +197,7 @@ def _note_baseline(frame: pl.DataFrame, result: Result) -> None:
     unpaired = frame.filter(frame["paired_requests"] < frame["requests"])
     if len(unpaired):
         known, all_of = max(unpaired["paired_requests"].to_list()), result.graph.num_requests
-        note(f"the strict walk is captured for {known} of {all_of} requests, so there is no gain over strict; "
+        note(f"the strict walk is captured for only {known} of {all_of} requests, so there is no gain over strict; "
              f"asdsim cover {result.trace.path} --B 0 --g 0 --M 0 adds the others")  # fmt: skip
 
 

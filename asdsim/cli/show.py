@@ -63,7 +63,7 @@ def command(
     grid = _one(grids)
     other = parse_setting(against, grid)
     if largest_regret is not None and largest_regret < 1:
-        raise UsageError(f"--largest-regret {largest_regret} shows nothing", fix="give at least 1")
+        raise UsageError(f"--largest-regret {largest_regret} is below 1", fix="give at least 1")
     source = load(trace)
     note_unfinished(source)
     vocabulary = vocabulary_of(source, tokenizer, offline)
@@ -81,7 +81,7 @@ def command(
         print_json("show", {"trace": str(trace), "rows": [_record(pair, source, reader) for pair in picked]})
         return
     if not picked:
-        note("no such request: the answers of both settings are alike")
+        note("no request to show: both settings give the same answers")
     elif listing:
         _list(picked, reader)
     else:
@@ -96,7 +96,7 @@ def _one(grids: list[Grid] | None) -> Grid:
         return Grid.product(8.0, 0.25, 2.0)
     number = sum(map(len, grids))
     if number != 1:
-        raise UsageError(f"{number} settings given", fix="show takes one: --B, --g and --M one value each")
+        raise UsageError(f"{number} settings given", fix="show takes one: give --B, --g and --M one value each")
     return grids[0]
 
 
@@ -120,7 +120,7 @@ def vocabulary_of(trace: Trace, tokenizer: str | None = None, offline: bool = Fa
         vocabulary = make_vocabulary(loaded, stored_ids(trace.path, trace.manifest))
     if vocabulary is None:
         raise UsageError(
-            "the trace holds no text of its tokens: an older release wrote it", where=str(trace.path),
+            "the trace lacks the text of its tokens: an older release wrote it", where=str(trace.path),
             fix=f"add --tokenizer {trace.manifest.target.get('name', 'NAME')}",
         )  # fmt: skip
     return vocabulary

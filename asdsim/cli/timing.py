@@ -50,9 +50,9 @@ def command(
     """
     check_resamples(resamples)
     if not max_drift >= 0:
-        raise UsageError(f"--max-drift {max_drift} is no per cent")
+        raise UsageError(f"--max-drift {max_drift} is not a percentage")
     if cost == "none":
-        raise UsageError("timing compares with a prediction", fix="leave --cost out, or name step times")
+        raise UsageError("timing needs step times for its prediction", fix="leave --cost out, or name step times")
     from .. import result as api
     from ..live.timing import RUNS, time_policy
     from ..rules.frozen import read_policy

@@ -48,9 +48,9 @@ def command(
     if seed < 0:
         raise UsageError(f"--seed {seed} is negative")
     if sample is not None and sample < 1:
-        raise UsageError(f"--sample {sample} draws nothing", fix="give at least 1")
+        raise UsageError(f"--sample {sample} is below 1", fix="give at least 1")
     if near_tie is not None and not near_tie >= 0:
-        raise UsageError(f"--near-tie {near_tie} is no margin", fix="give a number >= 0, in logits")
+        raise UsageError(f"--near-tie {near_tie} is not a margin", fix="give a number >= 0, in logits")
     from ..live.verify import verify_trace
 
     with progress_bar(1, "verify", "pair") as bar:

@@ -148,14 +148,14 @@ class Quality:
     def about_scores(self, setting: int = 0) -> str:
         """Say who scored how many requests, and whether strict matching has anything right that could be lost."""
         if self.scored is None:
-            return "no request has a score, so accuracy says nothing"
+            return "no request is scored, so accuracy is not known"
         number, right = self.scored[setting].tolist()
-        have = "has" if number == 1 else "have"
+        have = "is" if number == 1 else "are"
         by = f" by {self.scorer}" if self.scorer else ""
         if not number:
-            return f"none of {self.requests[setting]} requests has a score{by}, so accuracy says nothing"
-        text = f"{number} of {self.requests[setting]} requests {have} a score{by}, strict matching has {right} right"
-        return text if right else f"{text}: nothing can be lost, so a drop of accuracy cannot show"
+            return f"none of {self.requests[setting]} requests is scored{by}, so accuracy is not known"
+        text = f"{number} of {self.requests[setting]} requests {have} scored{by}, strict matching gets {right} right"
+        return text if right else f"{text}: there is nothing to lose, so a drop in accuracy cannot show"
 
     def frame(self) -> pl.DataFrame:
         """Return one row per setting: what it is, requests, exact, and every figure with ``_low`` and ``_high``.

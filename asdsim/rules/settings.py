@@ -322,7 +322,7 @@ class Grid:
         if not policies:
             raise UsageError("no setting given")
         if any(policy.label for policy in policies):
-            raise UsageError("settings of another rule than ASD", fix="use rule_grids")
+            raise UsageError("settings of a rule other than ASD", fix="use rule_grids")
         shared = {(policy.reading, policy.layout) for policy in policies}
         if len(shared) > 1:
             listed = ", ".join(

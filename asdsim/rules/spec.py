@@ -114,7 +114,7 @@ class Parameter:
         """
         if self.choices:
             if value not in self.choices:
-                raise UsageError(f"rule {rule}: {self.name}={value!r} is none of {', '.join(self.choices)}")
+                raise UsageError(f"rule {rule}: {self.name}={value!r} is not one of {', '.join(self.choices)}")
             return value
         try:
             number = float(value)

@@ -257,7 +257,7 @@ def compare(
     if level is not None and not level >= 0:
         raise UsageError(f"level {level} of {risk} is negative", fix="give a number >= 0")
     if draft_cost is not None and not (draft_cost >= 0 and np.isfinite(draft_cost)):
-        raise UsageError(f"draft cost {draft_cost} is no cost", fix="give a number >= 0, in target verifications")
+        raise UsageError(f"draft cost {draft_cost} is not a cost", fix="give a number >= 0, in target verifications")
     for name in rules:
         if name not in ("asd", *NAMES):
             raise unknown_name("rule", name, ["asd", *NAMES])

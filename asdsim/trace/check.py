@@ -46,7 +46,7 @@ def check_requests(trace: Trace) -> None:
     for row, name in enumerate(names):
         if name in seen:
             where = f"{trace.path}: {trace.where('requests', row)}"
-            raise TraceError(f"the request {name!r} is there twice", where=where, fix=RECAPTURE)
+            raise TraceError(f"the request {name!r} appears twice", where=where, fix=RECAPTURE)
         seen.add(name)
     index = trace.column("requests", "request_index")
     refuse(
@@ -91,7 +91,7 @@ def check_steps(trace: Trace) -> None:
     first[1:] = request[1:] != request[:-1]
     twice = np.zeros(len(step_id), bool)
     twice[1:] = ~first[1:] & (step_id[1:] == step_id[:-1])
-    refuse(trace, "steps", twice, "the step {} is there twice", "step_id")
+    refuse(trace, "steps", twice, "the step {} appears twice", "step_id")
     place = np.arange(len(step_id)) - trace.step_ptr[request]
     refuse(trace, "steps", step_id != place, "step_id {} does not follow the one before: a step is missing", "step_id")
     width = trace.column("steps", "num_draft_tokens")

@@ -181,7 +181,7 @@ def build_graph(trace: StepTables, layout: Layout = DEFAULT) -> Graph:
     Raises
     ------
     TraceError
-        Where two steps of a request stand on the same prefix, a step's parent is not an earlier step, or the rule
+        Where two steps of a request have the same prefix, a step's parent is not an earlier step, or the rule
         cannot score a row.
     """
     requests = trace.request_records()
@@ -326,7 +326,7 @@ def _link(trace: StepTables, requests: list[RequestRecord], blocks: _Blocks, edg
             if other != step:
                 step_id = trace.column("steps", "step_id")
                 raise TraceError(
-                    f"steps {int(step_id[other])} and {int(step_id[step])} stand on the same prefix",
+                    f"steps {int(step_id[other])} and {int(step_id[step])} have the same prefix",
                     where=f"request {requests[index].request_id}",
                     fix="the trace is damaged; capture it again",
                 )

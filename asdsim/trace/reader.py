@@ -115,7 +115,7 @@ def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator
     file = folder / shard.name
     data = _read_file(file, shard)
     if verify and hashlib.sha256(data).hexdigest() != shard.sha256:
-        raise TraceError("the SHA-256 of the shard is not that of the manifest", where=str(file), fix=RESTORE)
+        raise TraceError("the SHA-256 of the shard does not match the manifest", where=str(file), fix=RESTORE)
     expected = file_schema(shard.table, top_k)
     texts = [field.name for field in expected if pa.types.is_string(field.type)]
     try:

@@ -160,7 +160,7 @@ def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
     except OSError as error:
         raise TraceError(f"the vocabulary cannot be read: {error.strerror}", where=str(file), fix=fix) from None
     if len(data) != entry.get("bytes") or hashlib.sha256(data).hexdigest() != entry.get("sha256"):
-        raise TraceError("the vocabulary is not the one of the manifest", where=str(file), fix=fix)
+        raise TraceError("the vocabulary does not match the manifest", where=str(file), fix=fix)
     try:
         table = pq.read_table(pa.BufferReader(data))
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -170,7 +170,7 @@ def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
         raise TraceError("the vocabulary has other columns than id, piece, special", where=str(file), fix=fix)
     ids = to_numpy(table["id"])
     if len(ids) and (ids[0] < 0 or (np.diff(ids) <= 0).any()):
-        raise TraceError("the ids of the vocabulary do not rise", where=str(file), fix=fix)
+        raise TraceError("the ids of the vocabulary are not in ascending order", where=str(file), fix=fix)
     pieces = table["piece"].to_pylist()
     return Vocabulary(ids, pieces, np.array(table["special"].to_pylist(), bool), metadata.get(LEADING) == b"dropped")
 

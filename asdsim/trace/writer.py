@@ -123,7 +123,7 @@ class TraceWriter:
         Raises
         ------
         TraceError
-            If the trace is of another run (the first field that differs is named), cannot be trusted, or is being
+            If the trace is from another run (the first field that differs is named), cannot be trusted, or is being
             written by another process.
         """
         folder = Path(path)
@@ -136,7 +136,7 @@ class TraceWriter:
         if difference is not None:
             name, theirs, mine = difference
             raise TraceError(
-                f"the trace is of another run: {name} is {_short(theirs)} there and {_short(mine)} now",
+                f"the trace is from another run: {name} is {_short(theirs)} there and {_short(mine)} now",
                 where=str(folder),
                 fix="resume with the settings of the trace, or give another output directory",
             )
@@ -471,7 +471,7 @@ def _os_errors(where: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise TraceError(
-                "no space left on the disk", where=str(where), fix="free some, then continue with --resume"
+                "no space left on the disk", where=str(where), fix="free some space, then continue with --resume"
             ) from None
         raise TraceError(f"cannot be written: {error.strerror or error}", where=str(where)) from None
 

@@ -68,7 +68,7 @@ def test_only_files_of_the_index_count(tmp_path: Path, suffix: str) -> None:
         ("no shard", r"\w+-00002-of-00002.\w+ is missing, which holds midlayer.mlp.gate_proj.weight"),
         ("no tensor", r"tensor more.weight is not in \w+-00001-of-00002"),
         ("twice", "tensor fc.weight is in another file too"),
-        ("elsewhere", r"'../lm_head.bin' is no file beside the index"),
+        ("elsewhere", r"'../lm_head.bin' is not a file beside the index"),
         ("no names", "weight_map is .*, not an object"),
         ("number", "lm_head.weight is 3, not text"),
         ("empty", "weight_map names no tensors"),
@@ -261,7 +261,7 @@ def test_a_configuration_that_is_no_object_gives_one_error(tmp_path: Path, text:
     ("name", "shape", "text"),
     [
         ("fc.weight", (0, 96), r"fc.weight is \(0, 96\), no matrix"),
-        ("fc.weight", (32,), "no head known here"),
+        ("fc.weight", (32,), "no known head"),
         ("lm_head.weight", (), "lm_head.weight is .*, no matrix"),
         ("embed_tokens.weight", (), "embed_tokens.weight is .*, no matrix"),
         ("d2t", (2, 2), "d2t is .*, no list of tokens"),

@@ -315,10 +315,10 @@ def test_capture_cover_and_verify(
     [
         ("eagle3:./nowhere", [], "no file or directory './nowhere'"),
         ("medusa", [], "names no head"),
-        ("layer-skip:1", ["--draft-rope-theta", "5"], "--draft-rope-theta has no meaning for drafter layer-skip"),
+        ("layer-skip:1", ["--draft-rope-theta", "5"], "--draft-rope-theta has no effect on drafter layer-skip"),
         ("eagle3", ["--draft-anchor", "first"], "--draft-anchor has no meaning"),
-        ("eagle3", ["--draft-layer-ids", "a,2"], "'a,2' is no list of hidden states"),
-        ("eagle3", ["--draft-rope-theta", "-5"], "is no base"),
+        ("eagle3", ["--draft-layer-ids", "a,2"], "'a,2' is not a list of hidden states"),
+        ("eagle3", ["--draft-rope-theta", "-5"], "is not a base"),
         ("dspark", ["--draft-anchor", "second"], "unknown draft anchor 'second'"),
     ],
 )

@@ -195,9 +195,9 @@ def test_a_prompt_gets_one_bos_and_one_template() -> None:
         ("{{ raise_exception('no system role') }}", "request p: the chat template fails: no system role"),
         ("{% for %}", "the chat template fails"),
         ("{{ 1 / 0 }}", "the chat template fails: division by zero"),
-        ([{"name": "a", "template": "x"}], "the chat template is no text: a list"),
-        ({"a": "x", "tool_use": "y"}, "the chat template is no text: a, tool_use"),
-        (7, "the chat template is no text: a int"),
+        ([{"name": "a", "template": "x"}], "the chat template is not text: a list"),
+        ({"a": "x", "tool_use": "y"}, "the chat template is not text: a, tool_use"),
+        (7, "the chat template is not text: a int"),
     ],
 )
 def test_a_template_that_fails_is_one_error(template: Any, message: str) -> None:
@@ -310,7 +310,7 @@ def test_what_is_not_taken_as_it_stands_is_said(saved: Path, tmp_path: Path, cap
     [
         (["--chat-template-arg", "enable_thinking=false"], "no chat template is applied"),
         (["--chat-template-arg", "x"], "is not NAME=VALUE"),
-        (["--template-date", "1.2.2026"], "is no date"),
+        (["--template-date", "1.2.2026"], "is not a date"),
         (["--template-date", "2026-02-01"], "the chat template has no date"),
     ],
 )

@@ -92,7 +92,7 @@ def test_an_unfinished_or_foreign_shard_is_named(saved: Path, tmp_path: Path, ca
     target.mkdir()
     assert run(capsys, "join", target)[0] == 0
     status, _, err = run(capsys, "join", target)
-    assert status == 2 and "holds something already" in err
+    assert status == 2 and "already exists" in err
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".tmp")] == []
 
 
@@ -106,12 +106,12 @@ def test_a_capture_that_was_not_finished_says_so(saved: Path, tmp_path: Path, ca
     assert "requests   7\n" in run(capsys, "inspect", full)[1]
     assert "requests   3 of 7: asdsim capture --resume goes on\n" in run(capsys, "inspect", part)[1]
     assert "not finished" not in run(capsys, "replay", full, *GRID)[2]
-    assert "3 of 7 requests; the capture was not finished" in run(capsys, "replay", part, *GRID)[2]
+    assert "3 of 7 requests; the capture is not finished" in run(capsys, "replay", part, *GRID)[2]
     status, _, err = run(capsys, "cover", part, *GRID)
-    assert status == 0 and "3 of 7 requests; the capture was not finished, --resume goes on" in err
+    assert status == 0 and "3 of 7 requests; the capture is not finished, --resume continues it" in err
     assert "not finished" not in run(capsys, "cover", full, *GRID)[2]
     status, _, err = run(capsys, *arguments(saved, part, "--resume"))
-    assert status == 0 and "the grids that were covered no longer are" in err
+    assert status == 0 and "the trace no longer covers its grids" in err
     assert read_trace(part).manifest.grids == []
 
 

@@ -201,10 +201,10 @@ def test_no_missing_option_hides_a_wrong_path(capsys, tmp_path, command):
     ("args", "message"),
     [
         (["repaly"], "did you mean 'replay'"),
-        (["replay", "TRACE", "--B", "1", "--M", "1"], "Missing option '--g' (--B, --g and --M belong together)"),
+        (["replay", "TRACE", "--B", "1", "--M", "1"], "Missing option '--g' (give --B, --g and --M together)"),
         (["cover", "TRACE"], "Missing options '--B', '--g', '--M'"),
-        (["verify", "TRACE", "--semantics", "core"], "--semantics without settings would change nothing"),
-        (["verify", "TRACE", "--no-gate"], "--no-gate without settings would change nothing"),
+        (["verify", "TRACE", "--semantics", "core"], "--semantics has no effect without settings"),
+        (["verify", "TRACE", "--no-gate"], "--no-gate has no effect without settings"),
         (["replay", "TRACE", *AXES, "--rule", "asdd"], "did you mean 'asd'"),
         (["replay", "TRACE", *AXES, "--semantics", "papr"], "did you mean 'paper'"),
         (["replay", "TRACE", *AXES, "--off-trace", "stopp"], "did you mean 'stop'"),
@@ -300,7 +300,9 @@ def test_closeness_is_in_the_unit_of_the_regret(capsys):
         checked += visit.closeness == pytest.approx(first)
     assert checked > 5
     help_text = " ".join(run(capsys, "replay", "--help")[1].split())
-    assert "p(y) - p(x) from 0 to 1" in help_text and "closeness to another decision are in its unit" in help_text
+    assert (
+        "p(y) - p(x) from 0 to 1" in help_text and "figures of regret and decision margins are in its unit" in help_text
+    )
 
 
 def test_result_in_python(trace):
@@ -325,7 +327,7 @@ def test_result_in_python(trace):
         (["verify", "TRACE", "--sample", "1", "--seed", "-1"], "negative"),
         (["fidelity", "TRACE", "--B", "", "--g", "1", "--M", "1"], "empty item"),
         (["replay", "TRACE", *AXES, "--off-trace", "poled"], "did you mean 'pooled'"),
-        (["capture", "-o", "new", "--task", "gsm8k", "--drafter", "layer-skip:²"], "no list of layers"),
+        (["capture", "-o", "new", "--task", "gsm8k", "--drafter", "layer-skip:²"], "not a list of layers"),
     ],
 )
 def test_numbers_beyond_reason_are_one_clear_line_too(capsys, trace, args, message):

@@ -125,7 +125,7 @@ def test_the_fastest_within_limits_is_chosen(trace) -> None:
     hopeless = Evaluator(trace, scorer=lambda request, tokens: False if request < 8 else None).evaluate(GRID)
     with pytest.raises(UsageError, match="8 of 24 requests have a score, strict matching has 0 right: nothing"):
         choose(hopeless, Limits(accuracy_drop=0.1))
-    with pytest.raises(UsageError, match="none of 24 requests has a score"):
+    with pytest.raises(UsageError, match="none of 24 requests is scored"):
         choose(Evaluator(trace, scorer=lambda request, tokens: None).evaluate(GRID), Limits(accuracy_drop=0.1))
     needed = ["mean_acceptance_length", "outputs_differ_share", "regret_per_token"]
     relaxed_only = Evaluator(trace).evaluate(Grid.product(8, 0.5, 2), figures=needed)
@@ -200,7 +200,7 @@ def test_split_holds_every_request_out_once(trace) -> None:
     # Where every fold chooses alike, held out and in sample are one thing.
     alike = calibrate(Evaluator(trace), GRID[:1], split=3)
     assert set(alike.optimism().values()) == {0.0}
-    with pytest.raises(UsageError, match="cannot part 24"):
+    with pytest.raises(UsageError, match="cannot split 24"):
         calibrate(Evaluator(trace), GRID, split=25)
 
 

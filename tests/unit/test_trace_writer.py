@@ -116,7 +116,7 @@ def test_create_makes_parents_and_takes_an_empty_directory(tmp_path: Path) -> No
 def test_resume_refuses_another_run_and_names_the_field(tmp_path: Path, fields: dict[str, Any], named: str) -> None:
     write_toy_trace(tmp_path / "t")
     before = files(tmp_path)
-    with pytest.raises(TraceError, match="the trace is of another run") as refused:
+    with pytest.raises(TraceError, match="the trace is from another run") as refused:
         TraceWriter.resume(tmp_path / "t", toy_manifest(**fields))
     assert named in str(refused.value)
     assert files(tmp_path) == before

@@ -30,7 +30,7 @@ def check_spec(spec: str) -> tuple[str, str]:
     if name not in NAMES:
         raise unknown_name("drafter", name, list(NAMES))
     if colon and not argument:
-        raise UsageError(f"drafter {spec!r} ends with a colon", fix="leave it out, or say what follows")
+        raise UsageError(f"drafter {spec!r} ends with a colon", fix="remove it, or write what follows")
     if name == "lookup":
         from .lookup import parse_ngram
 
@@ -52,7 +52,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
         return DEFAULT_LAYERS
     items = [item.strip() for item in text.split(",")]
     if not all(item.isascii() and item.isdigit() for item in items):
-        raise UsageError(f"layer-skip: {text!r} is no list of layers", fix="write layer-skip:12 or layer-skip:12,14")
+        raise UsageError(f"layer-skip: {text!r} is not a list of layers", fix="write layer-skip:12 or layer-skip:12,14")
     return tuple(sorted({int(item) for item in items}))
 
 
@@ -137,7 +137,7 @@ def make_drafter(
         check_vocabulary(target, drafter)
         check_same_tokenizer(target.tokenizer, loaded.tokenizer)
     if keep_logits and not drafter.has_logits:
-        raise UsageError(f"drafter {spec} has no distribution, so no divergences", fix="leave --divergences out")
+        raise UsageError(f"drafter {spec} gives no distribution, so no divergences", fix="leave --divergences out")
     return drafter
 
 
@@ -151,7 +151,7 @@ def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
     """
     for key, value in overrides.items():
         if value is not None and name not in READERS[key]:
-            raise UsageError(f"{FLAGS[key]} has no meaning for drafter {name}", fix="leave it out")
+            raise UsageError(f"{FLAGS[key]} has no effect on drafter {name}", fix="leave it out")
     if overrides.get("anchor") not in (None, *ANCHORS):
         raise unknown_name("draft anchor", str(overrides["anchor"]), list(ANCHORS))
 
@@ -160,5 +160,5 @@ def parse_layer_ids(text: str) -> tuple[int, ...]:
     """Read ``"2,15,27"``: hidden states of the target, 0 the embeddings, i what layer i - 1 puts out."""
     items = [item.strip() for item in text.split(",")]
     if not all(item.isascii() and item.isdigit() for item in items):
-        raise UsageError(f"--draft-layer-ids {text!r} is no list of hidden states", fix="write for example 2,15,27")
+        raise UsageError(f"--draft-layer-ids {text!r} is not a list of hidden states", fix="write for example 2,15,27")
     return tuple(map(int, items))

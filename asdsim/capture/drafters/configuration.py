@@ -221,7 +221,7 @@ def rope_of(checkpoint: Checkpoint, given: float | None = None, layer_type: str 
             rope[key] = value
     for key in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "low_freq_factor"):
         if key in rope and not 0 < rope[key] <= 1e9:
-            raise CaptureError(f"{key} is {rope[key]:g}, not from above 0 to 1e9", where=table.where)
+            raise CaptureError(f"{key} is {rope[key]:g}, not above 0 and at most 1e9", where=table.where)
     if rope.get("high_freq_factor", math.inf) <= rope.get("low_freq_factor", 0):
         raise CaptureError("high_freq_factor is not above low_freq_factor", where=table.where)
     if "original_max_position_embeddings" in rope:

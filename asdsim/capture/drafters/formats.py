@@ -208,7 +208,7 @@ def _read_indexed(index: Path) -> dict[str, torch.Tensor]:
     names = sorted(set(place.values()))
     for name in names:
         if Path(name).name != name or name in ("", ".", ".."):
-            raise CaptureError(f"{shown(name)!r} is no file beside the index", where=str(index))
+            raise CaptureError(f"{shown(name)!r} is not a file beside the index", where=str(index))
         if not (index.parent / name).is_file():
             first = next(tensor for tensor, file in place.items() if file == name)
             raise CaptureError(
@@ -288,7 +288,7 @@ def kind_of(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], wher
     if named is not None:
         if not isinstance(named, str) or named not in SPECULATORS:
             raise CaptureError(
-                f"speculators_model_type {named!r} is no head known here",
+                f"speculators_model_type {named!r} is not a known head",
                 where=where,
                 fix=f"known: {list(SPECULATORS)}",
             )
@@ -308,7 +308,7 @@ def kind_of(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], wher
         if fc.shape[1] == 2 * fc.shape[0]:
             return "eagle3"  # EAGLE-1 or 2
     raise CaptureError(
-        f"no head known here has tensors named {shown(', '.join(sorted(names)[:4]))}, ..",
+        f"no known head has tensors named {shown(', '.join(sorted(names)[:4]))}, ..",
         where=where,
         fix="give a checkpoint of Medusa, EAGLE, DSpark or DFlash",
     )
