@@ -52,8 +52,8 @@ def command(
 ) -> None:  # fmt: skip
     """Judge a frozen setting on TRACE: accuracy, length, divergence, ledger, each against strict.
 
-    Outputs may end by themselves; it is said how many did, and how many hit the token limit. Accuracy comes with
-    Newcombe's paired interval and McNemar's exact test. Every distinct output is scored once.
+    Reports how many outputs ended naturally and how many hit the token limit. Accuracy comes with Newcombe's paired
+    interval and McNemar's exact test. Every distinct output is scored once.
     """
     check_resamples(resamples)
     check_table(output)

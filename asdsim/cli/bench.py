@@ -35,8 +35,8 @@ LABELS = {
 def command(quick: bool, requests: int, trace: Path | None, as_json: bool) -> None:
     """Time the walk beside plain Python, torch and numpy.
 
-    All in one run, on one core; ratios carry over between machines better than seconds do. The sweep is 60 steps of 7
-    draft tokens for each request, under 10,000 settings.
+    Everything is timed in one run on one core; ratios transfer between machines better than seconds. The sweep is 60
+    steps of 7 draft tokens for each request, under 10,000 settings.
     """
     from ..errors import UsageError
 

@@ -100,7 +100,7 @@ def command(
 
     Candidates are the settings given, by default those that CAL is covered for; only exact ones are compared. The
     optimism (calibration minus holdout) says how much better the setting looks where it was chosen. A holdout that
-    shares prompts with CAL is refused.
+    shares a prompt with CAL is refused.
     """
     check_resamples(resamples)
     check_table(table)

@@ -40,11 +40,11 @@ def command(
 ) -> None:  # fmt: skip
     """Compare acceptance rules on TRACE: each at its published setting, or all at one level of risk.
 
-    At a level every rule moves one parameter and the setting with the longest acceptance length within the level is
-    taken; truncate, which has no published setting, is shown at the K that is predicted to be fastest. Figures of a row
-    that is not exact are marked with ~ and have no interval; asdsim cover TRACE --rule NAME -p .. makes it exact. Under
+    With --level, one parameter of each rule varies, and the setting with the longest acceptance length within the level
+    is taken. truncate has no published setting and is shown at the K predicted to be fastest. Figures of a row that is
+    not exact are marked with ~ and have no interval; asdsim cover TRACE --rule NAME -p .. makes the row exact. Under
     --off-trace stop only exact settings are taken at a level, and only exact rows are ranked. The predicted speed-up is
-    over the target alone: one token per forward pass, which is taken to last as long as a verification.
+    over the target alone: one token per forward pass, assumed to take as long as a verification.
     """
     if threads < 0:
         raise UsageError(f"--threads {threads} is negative")
@@ -121,7 +121,7 @@ def print_table(comparison: Comparison, title: str) -> None:
 
 def _cells(row: dict[str, Any], name: str, off_trace: str) -> list[str]:
     """Return a row of the table; figures that are not exact are marked."""
-    exact = "yes" if row["exact"] else f"no: {'no fair sample' if off_trace == 'stop' else 'estimate'}"
+    exact = "yes" if row["exact"] else f"no: {'biased sample' if off_trace == 'stop' else 'estimate'}"
     if not row["exact"]:
         exact += f", exact for {100 * row['exact_share']:.0f} %"
     gain = [row[key] for key in ("acceptance_length_gain", "gain_low", "gain_high")]

@@ -24,11 +24,11 @@ NOT_REPLAYABLE = "a regret sample, not replayable: the file holds only first rej
 @rule_options(required=False)
 @json_option
 def command(source: Path, grids: list[Grid] | None, kind: str, output: Path | None, as_json: bool) -> None:
-    """Read SOURCE, a file of another tool, or write acceptance records of a trace.
+    """Read SOURCE, another tool's file, or write the acceptance records of a trace.
 
     A trace directory is replayed under one setting (strict without one) and comes out as one acceptance record per
-    request, as AIPerf and vLLM write them. Of acceptance records every invariant is checked. ASD's calibration rows are
-    a sample of regrets, not replayable. SpecDecode-Bench rows are replayed with strict matching at every draft length.
+    request, as AIPerf and vLLM write them. Every invariant of acceptance records is checked. ASD's calibration rows are
+    a sample of regrets and cannot be replayed. SpecDecode-Bench rows are replayed with strict matching at every draft length.
     """
     if source.is_dir():
         payload, lines = _trace(source, grids, output)

@@ -25,10 +25,10 @@ GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 @json_option
 @config_option
 def command(out: Path, offline: bool, as_json: bool) -> None:
-    """Capture three prompts of a real model, complete the trace for a small grid, replay, draw.
+    """Capture three prompts with a real model, complete the trace for a small grid, replay it and draw figures.
 
-    The model is SmolLM2-135M-Instruct, fetched once (93 MB). A trained EAGLE3 head drafts for it in a source
-    tree, and the model itself without layer 12 elsewhere.
+    The model is SmolLM2-135M-Instruct, downloaded once (93 MB). In a source tree the drafter is a trained EAGLE3 head;
+    elsewhere it is the model itself without layer 12.
     """
     from ..capture.run import Plan, capture_with
     from ..trace.manifest import MANIFEST

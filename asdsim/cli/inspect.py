@@ -19,8 +19,8 @@ from .common import TracePath, config_option, json_option, print_json
 def command(trace: Path, no_checksums: bool, as_json: bool) -> None:
     """Validate the trace in DIR and summarise it.
 
-    Every checksum, row and edge is checked; the first thing that cannot be is named, with exit status 2. Acceptance is
-    that of strict matching at the prefixes that decoding met.
+    Every checksum, row and edge is checked. The first fault is named, with exit status 2. Acceptance is that of strict
+    matching on the captured path.
     """
     from ..evaluate.summary import summarise
     from ..trace.reader import read_trace

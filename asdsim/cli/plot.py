@@ -36,7 +36,7 @@ def _axis(name: str, text: str) -> Any:
 def command(
     source: Path, output: Path, B: str | None, g: str | None, M: str | None, off_trace: str | None, as_json: bool
 ) -> None:
-    """Draw figures from a sweep or a trace, as SVG and PNG, each beside a JSON file that says from what.
+    """Draw figures from a sweep or a trace, as SVG and PNG, each with a JSON file of its data and origin.
 
     A sweep gives acceptance length by setting, acceptance by position, and a heat map over B and g. A trace is
     replayed first, and gives the distribution of regret as well.

@@ -93,14 +93,14 @@ def command(
 ) -> None:  # fmt: skip
     """Walk TRACE under every combination of B, g and M, or of another rule's parameters.
 
-    Without settings, those that TRACE is covered for are shown; where none is covered, a default grid by estimate.
+    Without settings, it shows those that TRACE is covered for; if there are none, it estimates a default grid.
 
-    A row is exact where every walk met captured steps only. Any other is marked with ~, and has neither an interval
-    nor, under --off-trace stop, a gain: it stands on the requests that stayed on the trace, which are no fair sample.
-    Under the other modes it is an estimate; asdsim fidelity says how far off these are.
+    A row is exact if every walk met captured steps only. Any other row is marked with ~ and has no interval. Under
+    --off-trace stop it has no gain either: it covers only the requests that stayed on the trace, a biased sample. Under
+    the other modes it is an estimate; asdsim fidelity measures how far off estimates are.
 
-    --B exact finds every budget at which some decision changes, for each g and M; a row then holds from its B up to
-    below the next one, and rows are shown by B.
+    --B exact finds every budget at which some decision changes, for each g and M. A row then holds from its B to just
+    below the next one, and rows are sorted by B.
     """
     from .. import result as api
 

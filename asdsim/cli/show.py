@@ -49,10 +49,10 @@ def command(
     """Print what one setting did to the outputs of TRACE, token by token.
 
     A sign and a colour mark each token: = exact, ~ relaxed [and what the target would have chosen], x rejected, > what
-    replaced it, + bonus, - verified but discarded, . behind the end. Each step shows the ledger before and after it,
+    replaced it, + bonus, - verified but discarded, . after the end. Each step shows the ledger before and after it,
     what ended its block, and by how much.
 
-    Without --request or one of the pickers, the requests whose outputs differ are listed.
+    Without --request, --largest-regret or --changed-answers, it lists the requests whose outputs differ.
     """
     from ..evaluate.strips import request_row, walk_of
     from ..report.terminal import Reader

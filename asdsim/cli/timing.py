@@ -45,7 +45,7 @@ def command(
 ) -> int:  # fmt: skip
     """Time a frozen setting live on the models of TRACE: strict, the setting, strict again, with fixed work.
 
-    Prints what was measured beside what the cost model predicts. Exit status 1 if token counts differ or the two strict
+    Prints the measured speeds beside those that the cost model predicts. Exit status 1 if token counts differ or the two strict
     runs drift apart by more than --max-drift.
     """
     check_resamples(resamples)

@@ -110,7 +110,7 @@ def test_replay_alone_shows_what_is_covered(capsys):
 
 def test_replay_alone_estimates_a_default_grid_where_nothing_is_covered(capsys, trace):
     status, out, err = run(capsys, "replay", trace)
-    assert status == 0 and "none covered: 72 settings by --off-trace pooled; asdsim cover" in err
+    assert status == 0 and "none covered: 72 settings estimated by --off-trace pooled; asdsim cover" in err
     answer = json.loads(run(capsys, "replay", trace, "--json")[1])
     assert answer["off_trace"] == "pooled" and answer["rows"] == asdsim.replay(trace).rows()
     answer = json.loads(run(capsys, "replay", trace, "--json", "--off-trace", "stop")[1])
@@ -124,7 +124,7 @@ def test_survivors_look_like_no_result(capsys, tmp_path):
     cells = [cell.strip() for cell in out.splitlines()[2].split("|")[1:-1]]
     assert status == 0 and cells[2:4] == ["4 of 24", "~7.245"] and "95 %" not in out and "[" not in out
     assert all(cell.startswith("~") or cell == "-" for cell in cells[3:])
-    assert "no fair sample; asdsim cover makes them exact, --off-trace pooled estimates them; marked ~" in err
+    assert "a biased sample; asdsim cover makes them exact, --off-trace pooled estimates them; marked ~" in err
     assert "few" not in err  # that is about intervals, and there is none
     row = json.loads(run(capsys, *words, "--json", "--intervals", "--cost", "trace")[1])["rows"][0]
     assert row["exact"] is False and row["acceptance_length_gain"] is None and set(row["intervals"].values()) == {None}
@@ -222,7 +222,7 @@ def test_no_missing_option_hides_a_wrong_path(capsys, tmp_path, command):
         (["calibrate", "TRACE", *AXES, "--table", "x"], "ends in .parquet or .csv"),
         (["audit", "TRACE", "--sweep", "-o", "x.xlsx"], "ends in .parquet or .csv"),
         (["replay", "TRACE", *AXES, "--threads", "-1"], "negative"),
-        (["verify", "TRACE", "--B", "1"], "belong together"),
+        (["verify", "TRACE", "--B", "1"], "give --B, --g and --M together"),
         (["verify", "TRACE"], "not covered for any grid"),
         (["fidelity", "TRACE"], "not covered for any grid"),
         (["cover", "TRACE", *AXES, "--batch", "0"], "--batch 0 is out of range"),

@@ -217,7 +217,7 @@ def test_a_broken_bench_row_is_named(tmp_path: Path, change: dict[str, Any], mes
         ("", "the file has no rows"),
         ("{", "line 1: not valid JSON"),
         ("3\n", "not a JSON object"),
-        ('{"a": 1}', "no format"),
+        ('{"a": 1}', "no known format"),
     ],
 )
 def test_files_that_are_something_else(capsys, tmp_path: Path, text: str, message: str) -> None:
@@ -385,7 +385,7 @@ def test_failed_requests_and_plain_responses_are_counted_not_read(capsys, tmp_pa
     status, _, err = run(capsys, "convert", lines(file, {"choices": [{"avg_decoded_tokens_per_iter": 2.5}]}))
     assert status == 2 and "avg_decoded_tokens_per_iter alone says neither" in err
     status, _, err = run(capsys, "convert", lines(file, good, {"weather": "\x1b[31m"}))
-    assert status == 2 and "line 2: the keys weather belong to no format" in err
+    assert status == 2 and "line 2: the keys weather belong to no known format" in err
 
 
 def test_a_step_that_the_output_cuts_counts_what_it_gave(tmp_path: Path) -> None:

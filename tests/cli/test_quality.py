@@ -89,7 +89,7 @@ def test_calibrate_replaces_only_a_file_that_was_named(capsys, tmp_path, monkeyp
         (["calibrate", CAL, "--holdout", CAL], "in the calibration set"),
         (["calibrate", CAL, "--holdout", HELD, "--split", "2"], "exclude each other"),
         (["calibrate", CAL, "--method", "qantile"], "did you mean 'quantile'"),
-        (["calibrate", CAL, "--B", "1"], "belong together"),
+        (["calibrate", CAL, "--B", "1"], "give --B, --g and --M together"),
         (["calibrate", CAL, "--max-divergence", "-1"], "negative"),
         (["calibrate", CAL, "--cost", "no-such.csv"], "unknown cost"),
         (["calibrate", CAL, "--resamples", "1"], "give no interval"),
@@ -125,7 +125,7 @@ def test_audit_of_a_policy_and_of_a_grid(capsys, tmp_path, words) -> None:
     file = tmp_path / "policy.json"
     run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 200)
     status, out, err = run(capsys, "audit", HELD, "--policy", file, "--resamples", 200)
-    assert status == 0 and "McNemar, exact" in out and "8 of 24 requests have a score" in out
+    assert status == 0 and "McNemar, exact" in out and "8 of 24 requests are scored" in out
     assert "humaneval is not scored" in err and "mt-bench is not scored" in err
     status, out, _ = run(capsys, "audit", HELD, "--sweep", "--json", "--resamples", 200, "-o", tmp_path / "t.parquet")
     answer = json.loads(out)
@@ -155,7 +155,7 @@ def test_audit_and_calibrate_say_what_the_scores_stand_on(capsys, tmp_path, word
     monkeypatch.setattr("asdsim.evaluate.scorers.gsm8k.score", lambda text, reference: True)
     status, _, err = run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50, "--max-accuracy-drop", 0)
     assert status == 0
-    assert "calibration: 8 of 24 requests have a score by gsm8k, strict matching has 8 right\n" in err
+    assert "calibration: 8 of 24 requests are scored by gsm8k, strict matching gets 8 right\n" in err
 
 
 def test_audit_refuses_other_models(capsys, tmp_path, words) -> None:
@@ -274,7 +274,7 @@ def test_scorers_that_a_user_names(capsys, tmp_path, words, monkeypatch) -> None
     (tmp_path / "mine.py").write_text("def even(text, reference):\n    return len(text) % 2 == 0\n")
     for scorer, called in (("contains", "contains"), ("regex:boxed", "regex:boxed"), ("mine:even", "mine:even")):
         status, out, _ = run(capsys, "audit", HELD, "--sweep", "--resamples", 50, "--scorer", f"gsm8k={scorer}")
-        assert status == 0 and f"8 of 24 requests have a score by {called}" in out
+        assert status == 0 and f"8 of 24 requests are scored by {called}" in out
     status, out, _ = run(
         capsys, "audit", HELD, "--sweep", "--resamples", 50, "--scorer", "mt-bench=regex:\\d=?", "--json"
     )

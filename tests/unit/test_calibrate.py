@@ -123,7 +123,7 @@ def test_the_fastest_within_limits_is_chosen(trace) -> None:
     with pytest.raises(UsageError, match="needs accuracy_change"):
         choose(quality, Limits(accuracy_drop=0.1))
     hopeless = Evaluator(trace, scorer=lambda request, tokens: False if request < 8 else None).evaluate(GRID)
-    with pytest.raises(UsageError, match="8 of 24 requests have a score, strict matching has 0 right: nothing"):
+    with pytest.raises(UsageError, match="8 of 24 requests are scored, strict matching gets 0 right: there is nothing"):
         choose(hopeless, Limits(accuracy_drop=0.1))
     with pytest.raises(UsageError, match="none of 24 requests is scored"):
         choose(Evaluator(trace, scorer=lambda request, tokens: None).evaluate(GRID), Limits(accuracy_drop=0.1))
@@ -235,7 +235,7 @@ def test_audit_scores_every_distinct_output_once(trace) -> None:
 
     found = audit(trace, GRID, decode, chosen={"gsm8k": "gsm8k"})
     assert found.outputs == len(calls) and found.scored == 8 and found.quality.scorer == "gsm8k"
-    assert "8 of 24 requests have a score by gsm8k, strict matching has 0" in found.quality.about_scores()
+    assert "8 of 24 requests are scored by gsm8k, strict matching gets 0" in found.quality.about_scores()
     assert len(set(calls)) == len(calls)
     assert set(found.by_task) == {"gsm8k", "humaneval", "mt-bench"}
     assert np.isnan(found.by_task["mt-bench"].figures["accuracy"].value).all()
