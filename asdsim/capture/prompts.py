@@ -38,7 +38,7 @@ def parse_template_args(texts: Iterable[str]) -> dict[str, Any]:
             raise UsageError(
                 f"--chat-template-arg {shown(text)!r} is not NAME=VALUE"
                 if not equals or not name.isidentifier()
-                else f"--chat-template-arg {name} " + ("is given twice" if name in values else "is not for you to set"),
+                else f"--chat-template-arg {name} " + ("is given twice" if name in values else "is set by asdsim"),
                 fix="write for example --chat-template-arg enable_thinking=false",
             )
         try:

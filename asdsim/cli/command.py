@@ -18,7 +18,7 @@ LINE_SECONDS = 30.0
 
 
 def is_quiet() -> bool:
-    """Return whether the command at hand was called with ``--quiet``."""
+    """Return whether the current command was called with ``--quiet``."""
     return _level() < 0
 
 
@@ -34,7 +34,7 @@ def detail(text: str) -> None:
 
 
 class Command(click.Command):
-    """A command that names everything that is wrong with its options at once."""
+    """A command that reports all errors in its options together."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; raise one error for unknown, missing and invalid options together."""

@@ -353,7 +353,7 @@ def note(text: str) -> None:
 
 
 def note_unfinished(trace: Any) -> None:
-    """Say so where a capture was not finished: figures then stand on the requests that are there."""
+    """Note that a capture is not finished: figures then cover only the requests that are there."""
     note_planned(trace.path, trace.manifest)
 
 

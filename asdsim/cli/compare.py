@@ -168,7 +168,7 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def _doubt(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
-    """Say what a verdict stands on where it is not exact."""
+    """Say what a verdict rests on where it is not exact."""
     if comparison.off_trace == "stop" or all(row["exact"] for row in rows):
         return []
     return ["this is an estimate: cover the trace for these settings before relying on it"]

@@ -28,7 +28,8 @@ def command(source: Path, grids: list[Grid] | None, kind: str, output: Path | No
 
     A trace directory is replayed under one setting (strict without one) and comes out as one acceptance record per
     request, as AIPerf and vLLM write them. Every invariant of acceptance records is checked. ASD's calibration rows are
-    a sample of regrets and cannot be replayed. SpecDecode-Bench rows are replayed with strict matching at every draft length.
+    a sample of regrets and cannot be replayed. SpecDecode-Bench rows are replayed with strict matching at every draft
+    length.
     """
     if source.is_dir():
         payload, lines = _trace(source, grids, output)

@@ -81,7 +81,7 @@ def render(path: str, summary: dict[str, Any]) -> list[str]:
 
 def _unfinished(summary: dict[str, Any]) -> str:
     planned = summary["planned_requests"]
-    return f" of {planned}: asdsim capture --resume goes on" if planned > summary["requests"] else ""
+    return f" of {planned}: asdsim capture --resume continues" if planned > summary["requests"] else ""
 
 
 def _model(described: dict[str, Any]) -> str:

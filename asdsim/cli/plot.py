@@ -105,7 +105,7 @@ def read_sweep(path: Path) -> tuple[pl.DataFrame, dict[str, Any]]:
     Raises
     ------
     UsageError
-        If the file is no such table.
+        If the file is not such a table.
     """
     import polars as pl
     import pyarrow as pa

@@ -43,10 +43,10 @@ def command(
     trace: Path, policy: Path, limit: int, tokens: int | None, max_drift: float, interleave: bool, target: str | None,
     drafter: str | None, offline: bool, cost: str, resamples: int, seed: int, as_json: bool,
 ) -> int:  # fmt: skip
-    """Time a frozen setting live on the models of TRACE: strict, the setting, strict again, with fixed work.
+    """Time a frozen setting live on the models of TRACE: strict, the setting, strict again, to a fixed length.
 
-    Prints the measured speeds beside those that the cost model predicts. Exit status 1 if token counts differ or the two strict
-    runs drift apart by more than --max-drift.
+    Prints the measured speeds beside those that the cost model predicts. Exit status 1 if token counts
+    differ or the two strict runs drift apart by more than --max-drift.
     """
     check_resamples(resamples)
     if not max_drift >= 0:

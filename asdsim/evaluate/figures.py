@@ -185,7 +185,7 @@ def suffix_reuse(
     regret : float64 (m,)
         In logits.
     run : int (m,)
-        Exact draft tokens that follow at once.
+        Exact draft tokens directly after it.
     room : int (m,)
         Draft positions behind the mismatch, up to an EOS or the token limit.
     thresholds : float64 (t,)

@@ -3,7 +3,7 @@
 Pairs of (setting, request) are the data. They are made chunk by chunk from the walks, turned into sums over requests of
 all resamples by one matrix product, and dropped, so memory does not grow with the grid.
 
-A setting whose row is not exact has no interval: the requests that stayed on the trace are no fair sample, and the
+A setting whose row is not exact has no interval: the requests that stayed on the trace are a biased sample, and the
 error of an estimate is not that of sampling requests.
 """
 
@@ -245,7 +245,7 @@ class Evaluator:
     device, threads
         Of the walk.
     graphs : mapping of Layout to Graph, optional
-        Layouts of the trace that are at hand.
+        Layouts of the trace that are already built.
 
     Attributes
     ----------
@@ -426,7 +426,7 @@ class _Pairing:
     def quality(self, grid: Grid, table: Columns, names: Sequence[str]) -> Quality:
         """Turn columns of a grid into figures."""
         exact, strict_exact = table["exact"] > 0, self.strict["exact"] > 0
-        # A request whose strict walk is not known has nothing to be paired with.
+        # A request whose strict walk is not known cannot be paired.
         keep = strict_exact & (exact if self.off_trace == "stop" else True)
         sure = np.asarray((exact & strict_exact).all(axis=1))
         whole, width = bool(keep.all()), len(grid)

@@ -327,7 +327,7 @@ class AcceptanceLengths:
     generated : list of int
         Tokens of each output.
     lengths : list of int64 arrays
-        One may end before its output, or go on behind it (both occur in the public files); a replay ends with whichever
+        One may end before its output, or continue past it (the public files have both); a replay ends with whichever
         ends first.
     """
 
@@ -338,7 +338,7 @@ class AcceptanceLengths:
 
     @property
     def uneven(self) -> tuple[int, int]:
-        """Rows whose lengths end before the output, and rows whose lengths go on behind it."""
+        """Rows whose lengths end before the output, and rows whose lengths continue past it."""
         more = [len(part) - total for total, part in zip(self.generated, self.lengths, strict=True)]
         return sum(n < 0 for n in more), sum(n > 0 for n in more)
 
@@ -376,7 +376,7 @@ def read_specdecode_bench(path: Path, rows: Rows | None = None) -> list[Acceptan
     Raises
     ------
     ImportRefused
-        On a length that is no whole number >= 1; naming the row.
+        On a length that is not a whole number >= 1; names the row.
     """
     names: list[str] = []
     parts: dict[str, list[npt.NDArray[np.int64]]] = {}
@@ -442,7 +442,7 @@ def summary_of(records: Sequence[Row]) -> Row:
 
 
 def _format_of(row: Row, where: str) -> str | None:
-    """Return the format of a row by its keys; None for a response that holds nothing to tell it by."""
+    """Return the format of a row by its keys; None for a response without a key that tells it."""
     if {"regret", "value", "regret_per_value"} <= row.keys():
         return "asd-calibration"
     if any(key.startswith("acc_") for key in row) and "generated_token_ids" in row:

@@ -42,7 +42,7 @@ def cover_trace(
     TraceError
         If the trace cannot be trusted.
     CaptureError
-        If the models at hand are not those of the trace, or their steps are no functions of the prefix.
+        If the models are not those of the trace, or their steps are not functions of the prefix.
     """
     load_manifest(path)  # refused before models are loaded
     with TraceWriter.append(path) as writer:
@@ -82,7 +82,7 @@ def cover_with(
     faithful: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Do what :func:`cover_trace` does with a writer and models at hand."""
+    """Do what :func:`cover_trace` does with an open writer and loaded models."""
     from ..capture.cover import BatchRunner, FaithfulRunner, cover
     from ..capture.reload import recorder_of
     from ..capture.vocabulary import keep_vocabulary

@@ -115,7 +115,7 @@ def time_policy(
     cost : CostModel, optional
         By default fitted from the trace.
     max_drift : float
-        Largest drift that is no problem.
+        Largest drift that is acceptable.
     interleave : bool
         Run the three request by request instead of one after the other: what else the machine does then weighs on all
         three alike.
@@ -167,7 +167,7 @@ def time_policy(
         seconds = perf_counter() - start
         return len(done.tokens), len(done.outcomes), sum(one.num_draft_tokens for one in done.outcomes), seconds
 
-    # First calls allocate and compile: they are no part of any run.
+    # First calls allocate and compile: they belong to no run.
     run(setting, replace(records[0], max_new_tokens=min(WARM_TOKENS, records[0].max_new_tokens)))
     table = np.zeros((4, len(RUNS), len(records)))
     order = [(n, r) for n in range(len(RUNS)) for r in range(len(records))]

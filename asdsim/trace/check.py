@@ -217,7 +217,7 @@ def check_edges(trace: Trace) -> None:
     reach = reachable_drafts(trace)
     refuse_child(
         ~leads_on(trace, reach, parent, accepted[child], wave[child] > 0),
-        "no rule can go on from step {} with {} accepted draft tokens",
+        "no rule can continue from step {} with {} accepted draft tokens",
         "parent_step_id",
         "parent_accepted",
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..records import StepTables
 
 END, MISSING = -1, -2
-"""Values of ``edge_next`` (and of ``root``) that are no step."""
+"""Values of ``edge_next`` (and of ``root``) that are not steps."""
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -312,7 +312,7 @@ def _margins(blocks: _Blocks, edges: _Edges) -> Float64:
 
 
 def _link(trace: StepTables, requests: list[RequestRecord], blocks: _Blocks, edges: _Edges) -> tuple[Int32, Int32]:
-    """Return (edge_next, root): an edge leads to the step that stands on the prefix it commits."""
+    """Return (edge_next, root): an edge leads to the step at the prefix that it commits."""
     edge_next = np.full(len(edges.step), MISSING, np.int32)
     root = np.full(len(requests), END, np.int32)
     parent, taken = parent_rows(trace), trace.column("steps", "parent_accepted")

@@ -1,4 +1,4 @@
-"""Put together what several processes captured: a run split by ``--shard i/n`` leaves n traces beside its output.
+"""Join what several processes captured: a run split by ``--shard i/n`` leaves n traces beside its output.
 
 Each shard is a trace of its own, of every n-th request, so each process writes, resumes and covers without the others.
 """

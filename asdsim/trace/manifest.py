@@ -208,7 +208,7 @@ def parse(data: bytes, where: str) -> Manifest:
     Raises
     ------
     TraceError
-        If it is no JSON object, of another schema version, damaged, or has fields that cannot be.
+        If it is not a JSON object, has another schema version, is damaged, or has invalid fields.
     """
     damaged = "restore the file from a copy, or capture again"
     try:

@@ -109,7 +109,7 @@ def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator
     Raises
     ------
     TraceError
-        If the file is missing, differs from what the manifest says, is no Parquet file of the schema, or would take
+        If the file is missing, differs from what the manifest says, is not a Parquet file of the schema, or would take
         far more memory than its size can account for.
     """
     file = folder / shard.name

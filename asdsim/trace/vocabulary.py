@@ -51,7 +51,7 @@ class Vocabulary:
     pieces : list (n,) of bytes
         What each token adds to a text, in UTF-8; not always whole characters.
     special : bool (n,)
-        Tokens such as EOS that are no part of the text.
+        Tokens such as EOS that do not belong to the text.
     drop_leading : bool
         Whether a text loses a space that it begins with, as words of SentencePiece do.
     """
@@ -77,7 +77,7 @@ class Vocabulary:
     def text(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Return the text of some tokens, special ones left out unless asked for.
 
-        Bytes that are no UTF-8 give U+FFFD, as tokenizers have it.
+        Bytes that are not UTF-8 give U+FFFD, as in tokenizers.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Vocabulary:
         return self._rows[token]
 
     def piece(self, token: int) -> str:
-        """Return what one token stands for: its text, or ``\\xE2\\x80`` where its bytes are no whole characters.
+        """Return what one token stands for: its text, or ``\\xE2\\x80`` where its bytes are not whole characters.
 
         An id that is not in the vocabulary gives ``[id]``.
         """

@@ -21,7 +21,7 @@ class OffTrace:
     code : int or None
         The kernels' code; None where one walk is not enough, and many random ones are averaged.
     how : str
-        Where a walk goes on; empty where it does not.
+        Where a walk continues; empty where it stops.
     note : str
         What a row that is not exact stands for, in tables.
     figure_note : str
@@ -36,7 +36,7 @@ class OffTrace:
 
     @property
     def estimate(self) -> bool:
-        """Whether walks go on, so that every request counts."""
+        """Whether walks continue, so that every request counts."""
         return bool(self.how)
 
     @property

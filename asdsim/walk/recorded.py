@@ -173,7 +173,7 @@ def walk_step(graph, tile, path, step, passing, g, c, lanes, floats, ints, base)
     count = min(passing, tile.cap_most[c])
     accepted = path.accepted[edge]
     base[1 + (accepted >> 3)] += 1 << (8 * (accepted & 7))
-    # Behind the last mismatch that passes the gate stands one that does not, or the end of the block.
+    # After the last mismatch that passes the gate comes one that does not, or the end of the block.
     last = 0 if lo + passing == hi else 1 << AT_GATE
     if passing == 0:
         base[0] += path.word[edge] + last

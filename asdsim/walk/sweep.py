@@ -63,7 +63,7 @@ class Walks:
 
 
 def choose_device(device: str) -> str:
-    """Resolve ``auto`` to CUDA where a GPU and its toolkit are at hand, else to CPU.
+    """Resolve ``auto`` to CUDA where a GPU and its toolkit are available, else to CPU.
 
     Raises
     ------

@@ -104,7 +104,7 @@ def test_a_capture_that_was_not_finished_says_so(saved: Path, tmp_path: Path, ca
         for record in trace.request_records()[:3]:
             writer.add_request(record, trace.steps_of(record.request_id))
     assert "requests   7\n" in run(capsys, "inspect", full)[1]
-    assert "requests   3 of 7: asdsim capture --resume goes on\n" in run(capsys, "inspect", part)[1]
+    assert "requests   3 of 7: asdsim capture --resume continues\n" in run(capsys, "inspect", part)[1]
     assert "not finished" not in run(capsys, "replay", full, *GRID)[2]
     assert "3 of 7 requests; the capture is not finished" in run(capsys, "replay", part, *GRID)[2]
     status, _, err = run(capsys, "cover", part, *GRID)

@@ -211,7 +211,7 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
         "accepted count that no rule gives",
         "steps",
         set_cell("parent_accepted", 2, 9),
-        "no rule can go on from step 1 with 9",
+        "no rule can continue from step 1 with 9",
     ),
     ("start", "steps", set_cell("start_pos", 2, 1), "start_pos 1 is not where step 1 leads"),
     ("start too late", "steps", raised("start_pos", 2, 1), "is not where step 1 leads"),

@@ -66,7 +66,7 @@ def check_head(
     Returns
     -------
     Checkpoint or None
-        What was read, for :func:`make_drafter`; None for a drafter that is no head.
+        What was read, for :func:`make_drafter`; None for a drafter that is not a head.
 
     Raises
     ------

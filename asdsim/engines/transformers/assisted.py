@@ -190,7 +190,7 @@ class Assisted:
         Raises
         ------
         EngineError
-            Under sampling, with several sequences at once, without a drafter, or where the logits are no numbers.
+            Under sampling, with several sequences at once, without a drafter, or where a logit is not a number.
         """
         if generation_config.do_sample:
             raise EngineError("ASD verifies greedy decoding", fix="set do_sample=False")
