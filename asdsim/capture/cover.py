@@ -338,7 +338,7 @@ class BatchRunner:
 
 
 class FaithfulRunner:
-    """Compute steps one by one, in the very shapes that live decoding uses, so that they equal it to the bit.
+    """Compute steps one by one, in the shapes that live decoding uses, so that they equal it to the bit.
 
     The KV caches are carried along each path and copied where paths branch. A state that is no longer held is built
     again from the prompt, step by step.

@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment that suits."""
+"""Ctrl-C, held back until it is safe."""
 
 from __future__ import annotations
 

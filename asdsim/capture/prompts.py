@@ -23,7 +23,7 @@ RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt",
 
 
 def parse_template_args(texts: Iterable[str]) -> dict[str, Any]:
-    """Read ``NAME=VALUE`` of each text: a value is JSON where it can be read so (false, 3, "3"), and text elsewhere.
+    """Read ``NAME=VALUE`` of each text: a value is JSON if it parses (false, 3, "3"), else text.
 
     Raises
     ------
@@ -127,7 +127,7 @@ class Encoder:
 
     @cached_property
     def _dated(self) -> str | None:
-        """The template with each reading of the clock replaced by what it gives: it cannot be handed another clock."""
+        """The template with each reading of the clock replaced by what it gives: it cannot be given another clock."""
         if not self.has_clock:
             return self.source
         now = datetime.combine(self.day or date.today(), datetime.min.time())

@@ -1,6 +1,6 @@
 """Complete a stored trace for a grid: the walk says what is missing, the model supplies it.
 
-The walk knows no model and the capture knows no walk; here one is handed to the other.
+The walk knows no model and the capture knows no walk; here one is passed to the other.
 """
 
 from __future__ import annotations

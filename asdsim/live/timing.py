@@ -1,8 +1,8 @@
-"""Measured speed: strict, ASD, strict again, live and with fixed work, beside what the cost model predicts.
+"""Measured speed: strict, ASD, strict again, live and to a fixed length, with what the cost model predicts.
 
 The paper's protocol: all runs generate the same number of tokens for every request (ends of sequence are ignored), the
-baseline is the mean of the strict runs before and after, and the drift between these two says whether the machine stood
-still. Under a drift of more than 3 % a comparison means little.
+baseline is the mean of the strict runs before and after, and the drift between these two shows whether the machine was
+quiet. With a drift of more than 3 % a comparison means little.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def time_policy(
 def _timing(
     evaluator: Evaluator, grid: Grid, rows: list[int], runs: tuple[Counts, Counts, Counts, Floats], max_drift: float
 ) -> Timing:
-    """Put what was measured beside what is predicted.
+    """Compare what was measured with what is predicted.
 
     ``rows`` are the requests in the trace; ``runs`` holds their tokens, steps, drafts and seconds, each (3, R).
     """

@@ -1,7 +1,7 @@
 """Choose a setting of a rule on one set of requests, freeze it, and judge it on another.
 
 Choosing the best of many settings on a set makes that setting look better there than it is: the holdout says by how
-much (the optimism). A holdout that shares prompts with the calibration set cannot say it and is refused.
+much (the optimism). A holdout that shares prompts with the calibration set cannot show that, and is refused.
 """
 
 from __future__ import annotations
@@ -360,7 +360,7 @@ def _by_speed(
 
 
 def _strict_missing(evaluator: Evaluator, grid: Grid) -> str:
-    """Say so where strict matching itself, which everything is put beside, is not captured."""
+    """Say so where strict matching, the baseline of every figure, is not captured."""
     missing = int((~evaluator.walk(strict_beside(grid)).exact[0]).sum())
     return f": the strict walk of {missing} requests is not captured" if missing else ""
 

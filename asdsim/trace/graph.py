@@ -1,6 +1,6 @@
 """A trace as a graph of steps, laid out in flat arrays for the walk.
 
-A step stands at a token prefix. Whatever a rule decides, the step can only stop at one of its mismatches or run to the
+A step belongs to a token prefix. Whatever a rule decides, the step can only stop at one of its mismatches or run to the
 end of its block, so it has (mismatches + 1) outcomes; each outcome commits known tokens and so leads to one next
 prefix: to the step recorded there, to the end of the request, or to a prefix that was not captured.
 

@@ -160,7 +160,7 @@ def _write(target: Path, shards: list[Trace], total: int) -> None:
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove what a killed join of this trace left: with the lock held, no other one is at work.
+    """Remove what a killed join of this trace left: with the lock held, no other join is running.
 
     A directory of such a name that holds anything but files of a trace is not ours and stays.
     """

@@ -1,6 +1,6 @@
 """Rows of ``positions``, a part at a time: whether each is valid, and where it belongs.
 
-A part is some rows of a shard. Nothing here needs more than one at hand, so a trace can be checked in little memory.
+A part is some rows of a shard. Only one is needed at a time, so a trace can be checked in little memory.
 """
 
 from __future__ import annotations

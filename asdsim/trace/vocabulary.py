@@ -120,7 +120,7 @@ class Vocabulary:
 
 
 def occurring_ids(columns: Sequence[npt.NDArray[np.integer]]) -> npt.NDArray[np.int32]:
-    """Return every id in some arrays once, rising; negative ones stand for none."""
+    """Return every id in some arrays once, ascending; negative ones are ignored."""
     unique = [np.unique(column) for column in columns if column.size]
     ids = np.unique(np.concatenate(unique)) if unique else np.zeros(0, np.int32)
     return ids[ids >= 0].astype(np.int32)

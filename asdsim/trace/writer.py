@@ -1,8 +1,8 @@
 """Write a trace so that a kill at any moment leaves a readable one.
 
-What is stored, is stored in this order: shards, each whole or not at all (:func:`asdsim.files.write_atomically`), then
-the manifest that names them, the same way. A shard that no manifest names is a left-over of a crash: readers pass it
-by, and the next writer removes it.
+Everything is stored in this order: shards, each whole or not at all (:func:`asdsim.files.write_atomically`), then
+the manifest that names them, the same way. A shard that no manifest names is left over from a crash: readers ignore
+it, and the next writer removes it.
 """
 
 from __future__ import annotations
@@ -477,7 +477,7 @@ def _os_errors(where: Path) -> Iterator[None]:
 
 
 def lock_directory(folder: Path) -> int | None:
-    """Hold the directory for one writer; the system lets go of it when the process ends, however it ends."""
+    """Lock the directory for one writer; the system releases the lock when the process ends, however it ends."""
     try:
         import fcntl
     except ImportError:

@@ -302,7 +302,7 @@ def test_what_is_not_taken_as_it_stands_is_said(saved: Path, tmp_path: Path, cap
     file = tmp_path / "p.jsonl"
     file.write_text('{"turns": ["w1", "w2", "w3"]}\n{"turns": ["w1", "w2"]}\n{"prompt": "w4"}\n')
     status, _, err = run(capsys, *usual(saved, tmp_path / "t"), "--task", f"jsonl:{file}", "--max-new-tokens", 2)
-    assert status == 0 and err == "asdsim: 2 prompts go on after the first turn: 3 later turns are not asked\n"
+    assert status == 0 and err == "asdsim: 2 prompts have more than one turn: 3 later turns are left out\n"
 
 
 @pytest.mark.parametrize(

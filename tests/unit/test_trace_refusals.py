@@ -233,7 +233,7 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("prompt id", "requests", set_cell("prompt_ids", 1, [4, 99]), "prompt_ids holds 99"),
     ("eos id", "requests", set_cell("eos_ids", 1, [-1]), "eos_ids holds -1"),
     ("limit", "requests", set_cell("max_new_tokens", 1, -5), "max_new_tokens -5"),
-    ("limit below what was decoded", "requests", set_cell("max_new_tokens", 1, 2), "token limit|no rule can go on"),
+    ("limit below what was decoded", "requests", set_cell("max_new_tokens", 1, 2), "token limit|no rule can continue"),
     ("limit above what was decoded", "requests", set_cell("max_new_tokens", 3, 400), "breaks off"),
     ("column missing", "steps", lambda t: t.drop_columns(["wave"]), "column 'wave' is missing"),
     (
@@ -494,7 +494,7 @@ def test_writer_refuses_paths_that_do_not_hold_together(tmp_path: Path) -> None:
             (steps[:-1], "breaks off"),
             ([steps[0], *steps[2:]], "a step is missing"),
             ([*steps, steps[-1]], "appears twice"),
-            ([*steps, wrong(more[0], parent_accepted=99)], "no rule can go on"),
+            ([*steps, wrong(more[0], parent_accepted=99)], "no rule can continue"),
             ([*steps, more[0], wrong(more[0], step_id=len(steps) + 1)], "another child"),
         ):
             with pytest.raises(TraceError, match=message):
@@ -502,7 +502,7 @@ def test_writer_refuses_paths_that_do_not_hold_together(tmp_path: Path) -> None:
         writer.add_request(request, steps)
         with pytest.raises(TraceError, match="no request 'who' to add steps to"):
             writer.add_steps("who", more)
-        with pytest.raises(TraceError, match="no rule can go on"):
+        with pytest.raises(TraceError, match="no rule can continue"):
             writer.add_steps(request.request_id, [wrong(more[0], parent_accepted=99)])
         writer.add_steps(request.request_id, more)
         with pytest.raises(TraceError, match="appears twice"):

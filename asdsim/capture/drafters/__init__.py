@@ -11,9 +11,9 @@ HEADS = ("medusa", "eagle3", "dspark")
 NAMES = ("layer-skip", "lookup", "model", *HEADS)
 DEFAULT_LAYERS = (12,)
 FLAGS = {"layer_ids": "--draft-layer-ids", "rope_theta": "--draft-rope-theta", "anchor": "--draft-anchor"}
-"""What may be said of a head where its checkpoint does not say it, or says it wrong; and the flag."""
+"""Options of a head whose checkpoint does not say, or is wrong; and their flags."""
 READERS = {"layer_ids": ("eagle3", "dspark"), "rope_theta": ("eagle3", "dspark"), "anchor": ("dspark",)}
-"""Heads that such a statement means something to."""
+"""Heads that each option applies to."""
 ANCHORS = ("first", "bonus")
 """Of a DSpark block: ``first``: slot 0, the anchor's, predicts the next token; ``bonus``: slot 1 does."""
 
@@ -59,7 +59,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
 def check_head(
     spec: str, *, num_draft_tokens: int | None = None, overrides: Mapping[str, Any] | None = None, **loading: Any
 ) -> Any:
-    """Refuse, before a target is loaded, what a head's files alone can tell; nothing to do for other drafters.
+    """Refuse, before a target is loaded, what a head's files alone show to be wrong; other drafters pass.
 
     Parameters are those of :func:`make_drafter`, and K.
 
@@ -142,7 +142,7 @@ def make_drafter(
 
 
 def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
-    """Refuse what is meant for a head where the drafter is none, or is one that does not read it.
+    """Refuse options of a head if the drafter is not one, or does not read them.
 
     Raises
     ------
@@ -157,7 +157,7 @@ def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
 
 
 def parse_layer_ids(text: str) -> tuple[int, ...]:
-    """Read ``"2,15,27"``: hidden states of the target, 0 the embeddings, i what layer i - 1 puts out."""
+    """Read ``"2,15,27"``: hidden states of the target, 0 the embeddings, i the output of layer i - 1."""
     items = [item.strip() for item in text.split(",")]
     if not all(item.isascii() and item.isdigit() for item in items):
         raise UsageError(f"--draft-layer-ids {text!r} is not a list of hidden states", fix="write for example 2,15,27")

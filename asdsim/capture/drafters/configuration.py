@@ -33,10 +33,10 @@ AUX_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 """Keys of vLLM and speculators: id i is hidden state i."""
 
 TARGET_KEY = "target_layer_ids"
-"""Key of DeepSpec, DFlash and SpecForge: id i is hidden state i + 1, what layer i puts out."""
+"""Key of DeepSpec, DFlash and SpecForge: id i is hidden state i + 1, the output of layer i."""
 
 EAGLE_TABLE = "eagle_config"
-"""Table of SpecForge and SGLang: a key of vLLM's in it counts as SpecForge counts."""
+"""Table of SpecForge and SGLang: a key of vLLM's in it is numbered as in SpecForge."""
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "quantization_config": ({},),
@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "use_aux_hidden_state": (True,),
     "shift_label": (False,),
 }
-"""Keys of a computation that is not written here, and the values, beside null, under which they change nothing."""
+"""Keys of computations that are not implemented, and the values besides null under which they change nothing."""
 
 PROJECTORS = ("dflash", "dspark")
 """What ``projector_type`` may say; ``domino``, for one, is another head."""
@@ -347,7 +347,7 @@ def windows_of(checkpoint: Checkpoint, layers: int) -> tuple[Window, ...]:
 
 
 def _types_of(checkpoint: Checkpoint, types: list[str], layers: int) -> list[str]:
-    """Check ``layer_types``; a list copied from the target serves where all of it says the same."""
+    """Check ``layer_types``; a list copied from the target is used if all its entries agree."""
     other = sorted(set(types) - {FULL, SLIDING})
     if other:
         raise checkpoint.error(f"layers of type {shown(other[0])} are not supported", f"known: {FULL}, {SLIDING}")

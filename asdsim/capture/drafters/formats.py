@@ -93,7 +93,7 @@ class Checkpoint:
 
 
 def check_head_name(kind: str, name: str) -> None:
-    """Refuse a head's name that names nothing, without loading anything.
+    """Refuse an invalid name of a head, without loading anything.
 
     Raises
     ------
@@ -344,7 +344,7 @@ def marked_tokens(checkpoint: Checkpoint, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_dtypes(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse weights that are quantised, or no numbers."""
+    """Refuse weights that are quantised, or not numbers."""
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
