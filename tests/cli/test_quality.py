@@ -92,7 +92,7 @@ def test_calibrate_replaces_only_a_file_that_was_named(capsys, tmp_path, monkeyp
         (["calibrate", CAL, "--B", "1"], "give --B, --g and --M together"),
         (["calibrate", CAL, "--max-divergence", "-1"], "negative"),
         (["calibrate", CAL, "--cost", "no-such.csv"], "unknown cost"),
-        (["calibrate", CAL, "--resamples", "1"], "give no interval"),
+        (["calibrate", CAL, "--resamples", "1"], "is too small for an interval"),
         (["calibrate", CAL, "--seed", "-1"], "--seed -1 is negative"),
         (["compare", CAL, "--seed", "-1"], "--seed -1 is negative"),
         (["fidelity", CAL, "--seed", "-1"], "--seed -1 is negative"),

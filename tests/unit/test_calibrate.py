@@ -129,7 +129,7 @@ def test_the_fastest_within_limits_is_chosen(trace) -> None:
         choose(Evaluator(trace, scorer=lambda request, tokens: None).evaluate(GRID), Limits(accuracy_drop=0.1))
     needed = ["mean_acceptance_length", "outputs_differ_share", "regret_per_token"]
     relaxed_only = Evaluator(trace).evaluate(Grid.product(8, 0.5, 2), figures=needed)
-    with pytest.raises(UsageError, match="none of 1 settings keeps divergence <= 0"):
+    with pytest.raises(UsageError, match="none of 1 settings meets divergence <= 0"):
         choose(relaxed_only, Limits(divergence=0.0))
 
 
