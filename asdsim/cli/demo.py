@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .common import config_option, json_option, note, print_json, progress_bar, threads_option
+
+if TYPE_CHECKING:
+    from ..report.page import Page
+    from ..result import Result
 
 TASKS = "gsm8k,humaneval,mt-bench"
 HEAD = Path(__file__).resolve().parents[2] / "heads" / "smollm2-eagle3"
@@ -85,14 +89,7 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     wide.write(sweep)
     lap("replay")
     files = plot_trace(trace, figures, dict(COVERED), "stop", f"asdsim demo -o {out}")
-    from ..report.page import write_report
-    from .report import trace_cost
-    from .show import vocabulary_of
-
-    page = write_report(
-        out / "report.html", [result], vocabulary_of(result.trace), cost=trace_cost(result.trace),
-        command=f"asdsim demo -o {out}",
-    )  # fmt: skip
+    page = _write_page(result, out)
     lap("draw")
     seconds = {name: round(value, 1) for name, value in clock.items()}
     if as_json:
@@ -113,6 +110,16 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     click.echo()
     click.echo(page.verdict)
     click.echo(f"See what changed: asdsim show {trace} --B 8 --g .25 --M 2 --largest-regret 1")
+
+
+def _write_page(result: Result, out: Path) -> Page:
+    """Write ``report.html`` beside the trace."""
+    from ..report.page import write_report
+    from .report import trace_cost
+    from .show import vocabulary_of
+
+    vocabulary, cost = vocabulary_of(result.trace), trace_cost(result.trace)
+    return write_report(out / "report.html", [result], vocabulary, cost=cost, command=f"asdsim demo -o {out}")
 
 
 def _stop_if(interrupted: bool, out: Path) -> None:
