@@ -300,9 +300,8 @@ def test_a_full_disk_is_one_clear_error(
             raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "fsync", failing)
-    message = (
-        r"cannot be written: " if code == errno.EIO else r"no space left on the disk \(free some space, .* --resume\)"
-    )
+    full = r"no space left on the disk \(free some space, .* --resume\)"
+    message = r"cannot be written: " if code == errno.EIO else full
     failures = 0
     for call in range(1, 200, 3 if code == errno.ENOSPC else 15):
         folder, countdown[0] = tmp_path / str(call), call
