@@ -322,7 +322,7 @@ class Fields:
         value = self.values.get(key)
         if value is None:
             if default is _NEEDED:
-                raise self.error(f"no {shown(key)}", where=self.where)
+                raise self.error(f"{shown(key)} is missing", where=self.where)
             return default
         return value
 

@@ -109,7 +109,7 @@ def lines(policy: Policy, record: dict[str, Any], fits: list[str] | None, how: d
     shown = [
         f"{policy} ({policy.semantics}), frozen for {target.get('name')} ({target.get('dtype', '?')}) "
         f"with {drafter.get('name')}, K={record['num_draft_tokens']}",
-        "judged on requests it was not chosen on" if judged else "not judged on requests other than those it was chosen on",
+        "judged on requests it was not chosen on" if judged else "not judged on other requests than it was chosen on",
     ]
     if fits is not None:
         shown.append(f"fits: {', '.join(fits)} as in the model")

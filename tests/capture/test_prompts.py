@@ -285,7 +285,7 @@ def test_a_capture_goes_on_the_next_day(
     on(monkeypatch, date(2026, 3, 2))
     assert run(capsys, *clocked, "--resume")[0] == 0
     status, _, err = run(capsys, *clocked, "--resume", "--template-date", "2026-03-02")
-    assert status == 2 and "of another run: settings.prompts_sha256" in err
+    assert status == 2 and "from another run: settings.prompts_sha256" in err
     assert run(capsys, *clocked, "-o", tmp_path / "u", "--template-date", "2026-03-01")[0] == 0
     assert read_trace(tmp_path / "u").request_records() == first.request_records()
 

@@ -65,7 +65,7 @@ def test_a_ragged_record_is_read_with_its_own_drafted_tokens(tmp_path: Path) -> 
         ({"mean_acceptance_length": 7 / 3}, "the bonus token included"),
         ({"draft_acceptance_rate": 0.5}, "draft_acceptance_rate 0.5 is not"),
         ({"num_spec_steps": -1}, "not a whole number >= 0"),
-        ({"num_spec_steps": None}, "no num_spec_steps"),
+        ({"num_spec_steps": None}, "num_spec_steps is missing"),
         ({"num_spec_steps": True}, "num_spec_steps is True, not a whole number"),
         ({"completion_tokens": 12}, "completion_tokens 12 is more than 7 accepted + 3 steps + 1 from prefill"),
         ({"num_spec_tokens": 4}, "num_spec_tokens is 4, but a step accepted 5"),

@@ -245,7 +245,7 @@ def test_split_holds_every_request_out_once(trace) -> None:
     [
         (lambda record: record.update(kind="other"), "not a policy file"),
         (lambda record: record.update(schema_version=9), "schema version 9"),
-        (lambda record: record.pop("g"), "no g"),
+        (lambda record: record.pop("g"), "g is missing"),
         (lambda record: record.update(B="much"), "not a number"),
         (lambda record: record.update(B=-1), "B=-1 is negative"),
         (lambda record: record.update(semantics="papers"), "did you mean 'paper'"),
@@ -421,7 +421,7 @@ def test_infinite_parameters_and_readings_survive_the_file(trace, tmp_path) -> N
     [
         (lambda record: record.update(rule="marz"), "did you mean 'mars'"),
         (lambda record: record.update(rule=7), "rule is 7, not text"),
-        (lambda record: record.pop("parameters"), "no parameters"),
+        (lambda record: record.pop("parameters"), "parameters is missing"),
         (lambda record: record.update(parameters=[1]), "not a JSON object"),
         (lambda record: record["parameters"].update(theta=2), "theta=2 is outside its range"),
         (lambda record: record["parameters"].update(theta=[0.5, 0.6]), "theta is .*not a number or a name"),
