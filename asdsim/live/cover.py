@@ -95,7 +95,7 @@ def cover_with(
         runner: Any = FaithfulRunner(*models, manifest.num_draft_tokens, recorder, trace.steps_of)
     else:
         runner = BatchRunner(*models, manifest.num_draft_tokens, recorder, batch=batch, kv_bytes=kv_bytes)
-    # Said before the first step is added, so that a run that is killed cannot leave it untrue.
+    # Written before the first step is added, so that a killed run cannot leave it untrue.
     added_before = bool((trace.column("steps", "wave") > 0).any())
     pure = faithful and (not added_before or manifest.notes.get("faithful_only") is True)
     if manifest.notes.get("faithful_only") is not pure:

@@ -67,7 +67,7 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
                 raise TraceError("the vocabulary is empty", where=str(folder), fix=RESTORE)
             return trace
         except TraceError:
-            # A writer may have merged shards since the manifest was read: then read anew.
+            # A writer may have merged shards since the manifest was read: then read it again.
             if not _changed(folder, raw):
                 raise
 

@@ -160,7 +160,7 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
 
     try:
         with bars_on_terminals_only():
-            path = get(["config.json", "medusa_lm_head.*"])  # beside some Medusa heads lies the whole model
+            path = get(["config.json", "medusa_lm_head.*"])  # some Medusa heads come with the whole model
             if _weight_files(path):
                 return path
             return get(["config.json", "*.safetensors", "*.index.json", "pytorch_model*.bin", "*.pt"])
