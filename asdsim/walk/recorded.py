@@ -178,7 +178,7 @@ def walk_step(graph, tile, path, step, passing, g, c, lanes, floats, ints, base)
     if passing == 0:
         base[0] += path.word[edge] + last
         return
-    base[0] += path.word[edge] + (1 << AT_BUDGET)  # all lanes in outcome 0, refused by the budget; accepting ones move on
+    base[0] += path.word[edge] + (1 << AT_BUDGET)  # all lanes: outcome 0, refused by the budget; accepting ones move on
     for i in range(count):
         move = path.word[edge + i + 1] - path.word[edge + i]
         move += last - (1 << AT_BUDGET) if i == passing - 1 else 0
