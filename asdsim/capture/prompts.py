@@ -192,7 +192,7 @@ class Encoder:
         """
         rendered = self._marks is not None and len(prompt.asked) == 1 and self._marks.match(prompt.text.lstrip())
         if rendered and self.source is not None:
-            self.noticed["begin with a special token or hold a chat template, and are taken as they are"] += 1
+            self.noticed["begin with a special token or hold a chat template, and are used unchanged"] += 1
         if self.source is not None and not rendered:
             whole = self.render(prompt.asked, f"request {shown(prompt.id)}")
             return self._one_bos(self.tokenizer(whole, add_special_tokens=False)["input_ids"])
@@ -201,7 +201,7 @@ class Encoder:
     def _one_bos(self, ids: Iterable[int]) -> list[int]:
         ids, bos = list(ids), getattr(self.tokenizer, "bos_token_id", None)
         if bos is not None and ids[:2] == [bos, bos]:
-            self.noticed["begin with BOS, and get no other"] += 1
+            self.noticed["begin with BOS, and get no second one"] += 1
             while ids[:2] == [bos, bos]:
                 del ids[0]
         return ids

@@ -67,4 +67,4 @@ def print_table(timings: dict[str, Any]) -> None:
     for name, peak in timings.get("peak_bytes", {}).items():
         click.echo(f"peak memory of the sweep, {name.replace('_', ' ')}: {peak / 1e6:,.0f} MB")
     for name, row in timings.get("first_replay_seconds", {}).items():
-        click.echo(f"first asdsim replay, {name}: {row['warm']:.2f} s, {row['cold']:.1f} s where it has to compile")
+        click.echo(f"first asdsim replay, {name}: {row['warm']:.2f} s, {row['cold']:.1f} s when it has to compile")

@@ -206,11 +206,11 @@ def _timing(
         drift=float(rates[2] / rates[0] - 1.0),
     )  # fmt: skip
     if (made != made[0]).any():
-        timing.problems.append("the runs did not generate equally many tokens: the work was not fixed")
+        timing.problems.append("the runs generated different numbers of tokens, so their times do not compare")
     if abs(timing.drift) > max_drift:
         timing.problems.append(
-            f"the strict runs drifted by {100 * timing.drift:+.1f} %, more than {100 * max_drift:g} %: the machine was "
-            "not still, and the measured speed-up means little"
+            f"the strict runs drifted by {100 * timing.drift:+.1f} %, more than {100 * max_drift:g} %: the machine "
+            "was not quiet, so the measured speed-up means little"
         )
     return timing
 

@@ -174,8 +174,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 500.0}
         ({"vocab_size": True}, "vocab_size is True"),
         ({"norm_before_residual": "no"}, "norm_before_residual is 'no', not true or false"),
         ({"fc_norm": True}, "fc_norm is true, but tensor fc_norm.0.weight is missing"),
-        ({"num_hidden_layers": 2}, "config.json says 2 layers, the tensors are of 1"),
-        ({"draft_vocab_size": 40}, "draft_vocab_size is 40, and d2t, which names these tokens, is missing"),
+        ({"num_hidden_layers": 2}, "config.json says 2 layers, but the tensors hold 1"),
+        ({"draft_vocab_size": 40}, "draft_vocab_size is 40, but d2t, which names these tokens, is missing"),
         ({"max_position_embeddings": "2k"}, "max_position_embeddings is '2k'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE of type dynamic is not supported"),
         ({"rope_scaling": {"type": "yarn"}}, "no factor"),
@@ -214,7 +214,7 @@ def test_keys_that_cannot_be_followed_are_refused_by_name(
         ({"block_size": 10**9}, "block_size is 1000000000"),
         ({"mask_token_id": 1.5}, "mask_token_id is 1.5"),
         ({"markov_rank": "6"}, "markov_rank is '6'"),
-        ({"num_hidden_layers": 3}, "config.json says 3 layers, the tensors are of 1"),
+        ({"num_hidden_layers": 3}, "config.json says 3 layers, but the tensors hold 1"),
         ({"sample_from_anchor": 1}, "sample_from_anchor is 1, not true or false"),
         ({"architectures": 5}, "architectures is 5, not a list"),
         ({"architectures": [5]}, r"architectures\[0\] is 5, not text"),
@@ -229,8 +229,8 @@ def test_likewise_of_a_block_head(tmp_path: Path, change: dict[str, Any], text: 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"medusa_num_heads": 3}, "medusa_num_heads is 3, the tensors are of 2 heads"),
-        ({"medusa_num_layers": 2}, "medusa_num_layers is 2, the tensors are of 1 blocks"),
+        ({"medusa_num_heads": 3}, "medusa_num_heads is 3, but the tensors hold 2 heads"),
+        ({"medusa_num_layers": 2}, "medusa_num_layers is 2, but the tensors hold 1 blocks"),
         ({"truncated_vocab_size": 40}, "truncated_vocab_size is 40, and token_map.* is missing"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"medusa_num_heads": "2"}, "medusa_num_heads is '2'"),
@@ -260,12 +260,12 @@ def test_a_configuration_that_is_no_object_gives_one_error(tmp_path: Path, text:
 @pytest.mark.parametrize(
     ("name", "shape", "text"),
     [
-        ("fc.weight", (0, 96), r"fc.weight is \(0, 96\), no matrix"),
+        ("fc.weight", (0, 96), r"fc.weight is \(0, 96\), not a matrix"),
         ("fc.weight", (32,), "no known head"),
-        ("lm_head.weight", (), "lm_head.weight is .*, no matrix"),
-        ("embed_tokens.weight", (), "embed_tokens.weight is .*, no matrix"),
-        ("d2t", (2, 2), "d2t is .*, no list of tokens"),
-        ("t2d", (), "t2d is .*, no list of tokens"),
+        ("lm_head.weight", (), "lm_head.weight is .*, not a matrix"),
+        ("embed_tokens.weight", (), "embed_tokens.weight is .*, not a matrix"),
+        ("d2t", (2, 2), "d2t is .*, not a list of tokens"),
+        ("t2d", (), "t2d is .*, not a list of tokens"),
     ],
 )
 def test_tensors_of_another_rank_are_refused(tmp_path: Path, name: str, shape: tuple[int, ...], text: str) -> None:

@@ -107,7 +107,7 @@ def test_what_is_no_medusa_head_is_refused(target: HFTarget, tmp_path: Path) -> 
     for number, (tensors, text) in enumerate(
         [
             (gap, "tensor blocks.1.0.weight is missing"),
-            (extra, "tensor more has no place"),
+            (extra, "tensor more does not belong"),
             (uneven, "3 heads, but 2 projections"),
             ({"some.weight": torch.zeros(2, 2)}, "no known head"),
         ]

@@ -147,7 +147,7 @@ def taps_of(
     named = {"--draft-layer-ids": tuple(given)} if given is not None else _named_taps(checkpoint, total, fix)
     if len(set(named.values())) > 1:
         meanings = "; ".join(f"{key} means hidden states {list(taps)}" for key, taps in named.items())
-        raise checkpoint.error(f"config.json disagrees with itself: {meanings}", fix)
+        raise checkpoint.error(f"config.json contradicts itself: {meanings}", fix)
     taps = next(iter(named.values()), None if default is None or len(default) != count else tuple(default))
     if taps is None:
         raise checkpoint.error(f"config.json does not say which {count} layers of the target the head reads", fix)
@@ -263,7 +263,7 @@ def _theta(checkpoint: Checkpoint, table: Fields, given: float | None) -> float:
     if not thetas:
         raise checkpoint.error(
             "config.json names no RoPE theta",
-            "give it: --draft-rope-theta 10000, which most code takes where a configuration names none",
+            "give --draft-rope-theta, such as 10000, the default of most code",
         )
     if len(thetas) > 1:
         raise checkpoint.error(f"two RoPE thetas, {sorted(thetas)}", "choose one with --draft-rope-theta")
@@ -371,7 +371,7 @@ def check_layers(checkpoint: Checkpoint, layers: int) -> None:
     """Refuse a head with more or fewer layers than its configuration says: some weights are missing, or not its own."""
     named = checkpoint.layer.whole("num_hidden_layers", layers)
     if named != layers:
-        raise checkpoint.error(f"config.json says {named} layers, the tensors are of {layers}")
+        raise checkpoint.error(f"config.json says {named} layers, but the tensors hold {layers}")
 
 
 def attention_shape(checkpoint: Checkpoint, q_proj: torch.Tensor, k_proj: torch.Tensor) -> dict[str, int]:

@@ -319,7 +319,7 @@ def need(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], name: str)
     if name not in tensors:
         raise checkpoint.error(f"tensor {name} is missing")
     if tensors[name].ndim != 2 or not tensors[name].numel():
-        raise checkpoint.error(f"tensor {name} is {tuple(tensors[name].shape)}, no matrix")
+        raise checkpoint.error(f"tensor {name} is {tuple(tensors[name].shape)}, not a matrix")
     return tensors[name]
 
 
@@ -331,7 +331,7 @@ def whole_map(checkpoint: Checkpoint, name: str, tensor: torch.Tensor) -> torch.
             "store it as int64",
         )
     if tensor.ndim != 1 or not len(tensor):
-        raise checkpoint.error(f"{name} is {tuple(tensor.shape)}, no list of tokens")
+        raise checkpoint.error(f"{name} is {tuple(tensor.shape)}, not a list of tokens")
     return tensor.to(torch.int64)
 
 
