@@ -79,7 +79,7 @@ class Check:
         job = {
             "environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"},
             "engine": {"model": str(self.folder), "enforce_eager": True, "dtype": "float32", "max_model_len": 1024,
-                       "max_num_seqs": 8, "seed": 0, "per_request_spec_decode_metrics": "detailed", **engine},
+                       "max_num_seqs": 8, "seed": 0, **engine},
             "rounds": rounds,
         }  # fmt: skip
         script = Path(__file__).with_name("vllm_live.py")
@@ -245,7 +245,10 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     check = Check(options.python, options.tokens, options.prompts)
-    plain = tokens_of(check.run("plain", [check.requests()])[0]["requests"])
+    found = check.run("plain", [check.requests()])
+    if not found:
+        return 1
+    plain = tokens_of(found[0]["requests"])
     method(check, "look-up", LOOK_UP, EarliestMatch(), plain)
     with tempfile.TemporaryDirectory() as folder:
         preemption(check, Path(folder))

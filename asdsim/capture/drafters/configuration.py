@@ -263,7 +263,7 @@ def _theta(checkpoint: Checkpoint, table: Fields, given: float | None) -> float:
     if not thetas:
         raise checkpoint.error(
             "config.json names no RoPE theta",
-            "give --draft-rope-theta, such as 10000, the default of most code",
+            "give --draft-rope-theta 10000, the default of most code",
         )
     if len(thetas) > 1:
         raise checkpoint.error(f"two RoPE thetas, {sorted(thetas)}", "choose one with --draft-rope-theta")
