@@ -138,7 +138,10 @@ def test_eagle_1_is_its_variant(deep: HFTarget, tmp_path: Path) -> None:
             {"target_layer_ids": [1, 2, 9]},
             r"reads hidden states \[2, 3, 10\], the target has 0 to 6.*--draft-layer-ids",
         ),
-        ({"target_layer_ids": [1, 2, 3], "aux_hidden_state_layer_ids": [1, 2, 3]}, "disagrees.*--draft-layer-ids"),
+        (
+            {"target_layer_ids": [1, 2, 3], "aux_hidden_state_layer_ids": [1, 2, 3]},
+            "contradicts itself.*--draft-layer-ids",
+        ),
         ({"aux_hidden_state_layer_ids": [1, 2, 6]}, "before the target's final norm.*--draft-layer-ids"),
         ({"num_attention_heads": None}, "attention heads"),
     ],

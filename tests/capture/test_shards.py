@@ -80,7 +80,7 @@ def test_an_unfinished_or_foreign_shard_is_named(saved: Path, tmp_path: Path, ca
     assert run(capsys, *arguments(saved, target, "--shard", "2/2"))[0] == 0
     shutil.copytree(tmp_path / "t.shard-2-of-2", tmp_path / "t.shard-3-of-3")
     status, _, err = run(capsys, "join", target)
-    assert status == 2 and "shards of 2 and of 3" in err
+    assert status == 2 and "shards of two splits, 2 and 3" in err
     shutil.rmtree(tmp_path / "t.shard-3-of-3")
     names = ("t.shard-1-of-2", "t.shard-2-of-2", "aside")
     for old, new in ((0, 2), (1, 0), (2, 1)):
