@@ -144,9 +144,9 @@ class Plan:
             check_name(argument)
         check_overrides(name, self.overrides)
         if self.draft_rope_theta is not None and not 0 < self.draft_rope_theta < math.inf:
-            raise UsageError(f"--draft-rope-theta {self.draft_rope_theta:g} is no base", fix="give a number above 0")
+            raise UsageError(f"--draft-rope-theta {self.draft_rope_theta:g} is not a base", fix="give a number above 0")
         if self.divergences and name == "lookup":
-            raise UsageError("drafter lookup has no distribution, so no divergences", fix="leave --divergences out")
+            raise UsageError("drafter lookup gives no distribution, so no divergences", fix="leave --divergences out")
 
     @property
     def folder(self) -> Path:
@@ -155,7 +155,7 @@ class Plan:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What was said of a head beside its checkpoint; None where nothing was."""
+        """What options say of a head besides its checkpoint; None where they say nothing."""
         layers = None if self.draft_layer_ids is None else parse_layer_ids(self.draft_layer_ids)
         return {"layer_ids": layers, "rope_theta": self.draft_rope_theta, "anchor": self.draft_anchor}
 
@@ -410,7 +410,7 @@ def capture_with(
     progress: Callable[[int, int, int], None] | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
-    """Do what :func:`capture` does with models and prompts at hand."""
+    """Do what :func:`capture` does with loaded models and prompts."""
     import torch
 
     from ..trace.writer import TraceWriter
@@ -463,12 +463,12 @@ def capture_with(
 
 
 def notes_on(prompts: Iterable[Prompt], encoder: Encoder | None) -> list[str]:
-    """Return what is to be said of prompts that are not taken as they stand."""
+    """Return notes on prompts that are not used as they are."""
     counts = Counter(encoder.noticed if encoder is not None else ())
     longer = sum(prompt.left_out > 0 for prompt in prompts)
     if longer:
         turns = sum(prompt.left_out for prompt in prompts)
-        counts[f"go on after the first turn: {turns} later turns are not asked"] = longer
+        counts[f"have more than one turn: {turns} later turns are left out"] = longer
     return [f"{number} prompt{'' if number == 1 else 's'} {text}" for text, number in counts.items()]
 
 

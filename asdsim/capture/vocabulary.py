@@ -1,4 +1,4 @@
-"""Keep the text of the tokens of a trace beside it, while the tokenizer is at hand."""
+"""Keep the text of the tokens of a trace beside it, while the tokenizer is loaded."""
 
 from __future__ import annotations
 

@@ -118,11 +118,11 @@ def check_replaces(path: Path, judged: bool) -> None:
     try:
         record = read_policy(path)[1]
     except UsageError:
-        raise UsageError("it exists, and is not a policy file", where=str(path), fix=fix) from None
+        raise UsageError("the file exists, and is not a policy file", where=str(path), fix=fix) from None
     if record.get("holdout") and not judged:
         where = record["holdout"].get("trace", "parts held out in turn")
         raise UsageError(
-            f"it holds a policy judged on {where}; the new one would be judged on nothing", where=str(path),
+            f"it holds a policy judged on {where}; the new one would not be judged", where=str(path),
             fix=f"give --holdout or --split; {fix}",
         )  # fmt: skip
 

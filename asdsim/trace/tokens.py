@@ -1,4 +1,4 @@
-"""Generated tokens before a step, and up to the end of an edge; where two outputs part.
+"""Generated tokens before a step, and up to the end of an edge; where two outputs differ first.
 
 Only the tokens that an outcome commits are stored, once, with the step: whatever came before is read back along the
 parents.
@@ -83,16 +83,16 @@ def prefix_tokens(trace: StepTables, step: int) -> list[int]:
 
 
 def edge_tokens(trace: StepTables, graph: Edges, edge: int) -> list[int]:
-    """Return all generated tokens up to and with those that an edge of the graph commits."""
+    """Return all generated tokens up to and including those that an edge of the graph commits."""
     step, _ = graph.edge_of(edge)
     block = _committed(trace, step, int(graph.edge_accepted[edge]), int(graph.edge_tokens[edge]))
     return prefix_tokens(trace, step) + block
 
 
 def first_difference(tokens: Sequence[int], other: Sequence[int]) -> int:
-    """Return the first position at which two outputs part, -1 where they are equal.
+    """Return the first position at which two outputs differ, -1 if they are equal.
 
-    An output that is a beginning of the other parts from it where the shorter one ends.
+    If one output is the beginning of the other, they differ where the shorter one ends.
     """
     for position, (token, another) in enumerate(zip(tokens, other, strict=False)):
         if token != another:

@@ -46,7 +46,7 @@ class Vocabulary:
     pieces : list (n,) of bytes
         What each token adds to a text, in UTF-8; not always whole characters.
     special : bool (n,)
-        Tokens such as EOS that are no part of the text.
+        Tokens such as EOS that do not belong to the text.
     drop_leading : bool
         Whether a text loses a space that it begins with, as words of SentencePiece do.
     """
@@ -72,7 +72,7 @@ class Vocabulary:
     def text(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Return the text of some tokens, special ones left out unless asked for.
 
-        Bytes that are no UTF-8 give U+FFFD, as tokenizers have it.
+        Bytes that are not UTF-8 give U+FFFD, as in tokenizers.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class Vocabulary:
         return self._rows[token]
 
     def piece(self, token: int) -> str:
-        """Return what one token stands for: its text, or ``\\xE2\\x80`` where its bytes are no whole characters.
+        """Return what one token stands for: its text, or ``\\xE2\\x80`` where its bytes are not whole characters.
 
         An id that is not in the vocabulary gives ``[id]``.
         """
@@ -115,7 +115,7 @@ class Vocabulary:
 
 
 def occurring_ids(columns: Sequence[npt.NDArray[np.integer]]) -> npt.NDArray[np.int32]:
-    """Return every id in some arrays once, rising; negative ones stand for none."""
+    """Return every id in some arrays once, ascending; negative ones are ignored."""
     unique = [np.unique(column) for column in columns if column.size]
     ids = np.unique(np.concatenate(unique)) if unique else np.zeros(0, np.int32)
     return ids[ids >= 0].astype(np.int32)
@@ -141,7 +141,7 @@ def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
     except OSError as error:
         raise TraceError(f"the vocabulary cannot be read: {error.strerror}", where=str(file), fix=fix) from None
     if len(data) != entry.get("bytes") or hashlib.sha256(data).hexdigest() != entry.get("sha256"):
-        raise TraceError("the vocabulary is not the one of the manifest", where=str(file), fix=fix)
+        raise TraceError("the vocabulary does not match the manifest", where=str(file), fix=fix)
     try:
         table = pq.read_table(pa.BufferReader(data))
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -151,6 +151,6 @@ def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
         raise TraceError("the vocabulary has other columns than id, piece, special", where=str(file), fix=fix)
     ids = to_numpy(table["id"])
     if len(ids) and (ids[0] < 0 or (np.diff(ids) <= 0).any()):
-        raise TraceError("the ids of the vocabulary do not rise", where=str(file), fix=fix)
+        raise TraceError("the ids of the vocabulary are not in ascending order", where=str(file), fix=fix)
     pieces = table["piece"].to_pylist()
     return Vocabulary(ids, pieces, np.array(table["special"].to_pylist(), bool), metadata.get(LEADING) == b"dropped")

@@ -1,8 +1,8 @@
 """Write a trace so that a kill at any moment leaves a readable one.
 
-What is stored, is stored in this order: shards, each whole or not at all (:func:`asdsim.files.write_atomically`), then
-the manifest that names them, the same way. A shard that no manifest names is a left-over of a crash: readers pass it
-by, and the next writer removes it.
+Everything is stored in this order: shards, each whole or not at all (:func:`asdsim.files.write_atomically`), then
+the manifest that names them, the same way. A shard that no manifest names is left over from a crash: readers ignore
+it, and the next writer removes it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class TraceWriter:
         Raises
         ------
         TraceError
-            If the trace is of another run (the first field that differs is named), cannot be trusted, or is being
+            If the trace is from another run (the first field that differs is named), cannot be trusted, or is being
             written by another process.
         """
         folder = Path(path)
@@ -137,7 +137,7 @@ class TraceWriter:
         if difference is not None:
             name, theirs, mine = difference
             raise TraceError(
-                f"the trace is of another run: {name} is {_short(theirs)} there and {_short(mine)} now",
+                f"the trace is from another run: {name} is {_short(theirs)} there and {_short(mine)} now",
                 where=str(folder),
                 fix="resume with the settings of the trace, or give another output directory",
             )
@@ -472,13 +472,13 @@ def _os_errors(where: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise TraceError(
-                "no space left on the disk", where=str(where), fix="free some, then continue with --resume"
+                "no space left on the disk", where=str(where), fix="free some space, then continue with --resume"
             ) from None
         raise TraceError(f"cannot be written: {error.strerror or error}", where=str(where)) from None
 
 
 def lock_directory(folder: Path) -> int | None:
-    """Hold the directory for one writer; the system lets go of it when the process ends, however it ends."""
+    """Lock the directory for one writer; the system releases the lock when the process ends, however it ends."""
     try:
         import fcntl
     except ImportError:

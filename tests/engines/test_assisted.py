@@ -144,7 +144,7 @@ def test_the_folder_serves_as_custom_generate(llama: Any, tmp_path: Path) -> Non
 
 def test_what_cannot_be_done_is_refused(llama: Any) -> None:
     prompt = prompts(1)[0]
-    with pytest.raises(EngineError, match="nothing drafts"):
+    with pytest.raises(EngineError, match="there is no drafter"):
         run(llama, prompt, Assisted(STRICT))
     ids = torch.tensor([prompt, prompt])
     with pytest.raises(EngineError, match="one sequence at a time"):

@@ -69,7 +69,7 @@ def test_a_damaged_or_missing_vocabulary_is_refused(trace: Path) -> None:
     (file,) = trace.glob("vocabulary-*")
     data = file.read_bytes()
     file.write_bytes(data[:-1] + b"?")
-    with pytest.raises(TraceError, match=r"vocabulary-.*not the one of the manifest"):
+    with pytest.raises(TraceError, match=r"vocabulary-.*does not match the manifest"):
         read_trace(trace)
     file.unlink()
     with pytest.raises(TraceError, match="cannot be read"):
