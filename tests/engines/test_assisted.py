@@ -44,11 +44,11 @@ class Theirs(Drafter, DrafterSession):
         if room <= 0:
             return Proposal([])
         for size in range(min(2, len(ids) - 1), 0, -1):
-            for at in range(len(ids) - size):
-                found = ids[at + size : at + size + num_draft_tokens]
-                if ids[at : at + size] == ids[-size:] and found:
-                    end = found.index(EOS) if EOS in found else len(found)
-                    return Proposal(found[:end])
+            for start in range(len(ids) - size):
+                drafted = ids[start + size : start + size + num_draft_tokens]
+                if ids[start : start + size] == ids[-size:] and drafted:
+                    end = drafted.index(EOS) if EOS in drafted else len(drafted)
+                    return Proposal(drafted[:end])
         return Proposal([])
 
 
