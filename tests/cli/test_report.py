@@ -87,6 +87,9 @@ def test_the_page_holds_every_walk_as_replay_has_it(page: Path) -> None:
                 at, accepted, committed = start[columns["w_step"][row]], columns["w_acc"][row], columns["w_com"][row]
                 words += columns["p_draft"][at : at + accepted].tolist()
                 words += columns["p_choice"][at + accepted : at + committed].tolist()
+            codes = columns["w_end"][first:behind]
+            told = [(data["ended"][code & 7], data["final"][code >> 3]) for code in codes]
+            assert told == [(strip.ended, strip.final) for strip in result.walk(0, r).strips]
             text = "".join(data["vocabulary"][word] for word in words if word not in data["special"])
             assert text == result.text(0, r)
 
