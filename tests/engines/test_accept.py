@@ -91,9 +91,10 @@ def test_a_ragged_batch_decides_as_the_scalar_rule(semantics, varied, cases) -> 
     _, _, decision, _ = decide_batch(cases, policies, layout, reading)
     for n, (case, policy) in enumerate(zip(cases, policies, strict=True)):
         outcome, after = decide_alone(case, policy)
-        assert (decision.accepted[n].item(), decision.charge[n].item(), decision.relaxed[n].item(), decision.verdict[n].item()) == (
+        numbers = decision.accepted, decision.charge, decision.relaxed, decision.verdict
+        assert [number[n].item() for number in numbers] == [
             outcome.accepted, outcome.charge, outcome.relaxed, outcome.verdict,
-        )  # fmt: skip
+        ]  # fmt: skip
         assert decision.spent[n].item() == after
 
 
