@@ -152,8 +152,8 @@ def test_what_cannot_be_done_is_refused(llama: Any) -> None:
                        prompt_lookup_num_tokens=2)  # fmt: skip
     single = torch.tensor([prompt])
     with pytest.raises(EngineError, match="greedy"):
-        llama.generate(single, attention_mask=torch.ones_like(single), custom_generate=Assisted(STRICT), max_new_tokens=3,
-                       prompt_lookup_num_tokens=2, do_sample=True)  # fmt: skip
+        llama.generate(single, attention_mask=torch.ones_like(single), custom_generate=Assisted(STRICT),
+                       max_new_tokens=3, prompt_lookup_num_tokens=2, do_sample=True)  # fmt: skip
     with pytest.raises(EngineError, match="one row at a time"):
         Assisted(Policy(1, 1, 1, "paper", layout_of("paper", value="reuse")))
 
