@@ -27,8 +27,8 @@ FEW = 30
 """Under so many requests an interval is wide, and its own level no longer sure: reports say so."""
 MANY = 1000
 """Over so many requests a ratio is resampled draw by draw: a matrix of weights would take gigabytes, and seconds."""
-FEWEST = 3
-"""Below this many requests there is no interval: the resamples of two are two values and their mean."""
+FEWEST = 5
+"""Below this many requests there is no interval: the resamples of so few are a handful of values, and much too close."""
 
 
 @dataclass(frozen=True)

@@ -259,6 +259,8 @@ def _notes(frozen: Calibration, judged: str, estimate: str | None, scored: bool)
         note(f"exact here but not on the holdout, so left out: {settings}; cover the holdout for them")
     if frozen.holdout is None:
         note("no holdout: these figures come from the set that the setting was chosen on, and are too good")
+    if frozen.grid.layout.rule == "asd" and frozen.grid.budget[0] == 0 and frozen.candidates > 1:
+        note("B=0 is strict matching: no setting that accepts near-ties keeps the limits")
     if frozen.method == "pareto" and not frozen.limits.given():
         note("no limit was given: this is the fastest setting, whatever it does to the outputs")
     if estimate:

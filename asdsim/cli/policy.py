@@ -105,12 +105,20 @@ def how_to_serve(policy: Policy, record: dict[str, Any], path: Path) -> dict[str
 def lines(policy: Policy, record: dict[str, Any], fits: list[str] | None, how: dict[str, str]) -> list[str]:
     """Return what is printed."""
     target, drafter = record["target"], record["drafter"]
-    judged = record.get("holdout")
     shown = [
         f"{policy} ({policy.semantics}), frozen for {target.get('name')} ({target.get('dtype', '?')}) "
         f"with {drafter.get('name')}, K={record['num_draft_tokens']}",
-        "judged on requests it was not chosen on" if judged else "not judged on other requests than it was chosen on",
+        _judged(record),
     ]
     if fits is not None:
         shown.append(f"fits: {', '.join(fits)} as in the model")
     return [*shown, "", *(f"{name + ':':<19}{text}" for name, text in how.items())]
+
+
+def _judged(record: dict[str, Any]) -> str:
+    """Return on which requests the frozen setting was judged."""
+    if not record.get("holdout"):
+        return "judged only on the requests it was chosen on"
+    if record.get("folds"):
+        return "chosen on all requests; parts held out in turn judged how it was chosen, not this very setting"
+    return "judged on requests it was not chosen on"

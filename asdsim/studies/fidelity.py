@@ -119,7 +119,7 @@ def measure(
             error = guess / true - 1.0
             with np.errstate(divide="ignore", invalid="ignore"):  # a draw of requests without steps says nothing
                 spread = np.abs(drawn[name][figure] / drawn["exact"][figure] - 1.0)
-            mean, worst = _ends(spread, requests)
+            mean, worst = _ends(spread, requests, float(np.abs(error).mean()), float(np.abs(error).max()))
             summary.append({
                 "estimator": name, "figure": figure, "settings": len(settings),
                 "mean_error": float(np.abs(error).mean()), "mean_low": mean[0], "mean_high": mean[1],
@@ -136,14 +136,22 @@ def measure(
 
 
 def _ends(
-    spread: npt.NDArray[np.float64], requests: int
+    spread: npt.NDArray[np.float64], requests: int, mean: float, worst: float
 ) -> tuple[tuple[float | None, float | None], tuple[float | None, float | None]]:
-    """Return the 95 % ends of the mean and of the largest absolute error; ``spread`` is (draws, settings)."""
+    """Return the 95 % ends of the mean and of the largest absolute error; ``spread`` is (draws, settings).
+
+    Resampling adds noise to an error, and its absolute value grows with it. Where the ends then lie above the value
+    itself, there is no interval.
+    """
     known = spread[np.isfinite(spread).all(axis=1)]
     if requests < stats.FEWEST or not len(known):
         return (None, None), (None, None)
-    mean, worst = (np.quantile(values, [0.025, 0.975]).tolist() for values in (known.mean(axis=1), known.max(axis=1)))
-    return (mean[0], mean[1]), (worst[0], worst[1])
+
+    def ends(values: npt.NDArray[np.float64], value: float) -> tuple[float | None, float | None]:
+        low, high = np.quantile(values, [0.025, 0.975]).tolist()
+        return (low, high) if low <= value <= high else (None, None)
+
+    return ends(known.mean(axis=1), mean), ends(known.max(axis=1), worst)
 
 
 def _sums(counts: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
