@@ -56,7 +56,7 @@ def document() -> str:
         "strict baseline see the same draws. The bootstrap is bias-corrected and accelerated (Efron 1987) and widened for few",
         "requests as Student's t is (Hesterberg 2015); shares of requests have Wilson's interval, changes of accuracy",
         "Newcombe's for paired shares (1998, method 10), with McNemar's exact test beside it.",
-        "Fewer than three requests give no bootstrap interval, nor do resamples so skewed that the interval would miss the value.",
+        "Fewer than five requests give no bootstrap interval, nor do resamples so skewed that the interval would miss the value.",
         "A row that is not exact has no interval either, for the setting or for the strict baseline: requests that stayed on the",
         "trace are a biased sample, and an estimate has errors beyond the sampling of requests. Requests whose strict walk is not",
         "captured are left out of every figure.", "",

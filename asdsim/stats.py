@@ -28,7 +28,7 @@ FEW = 30
 MANY = 1000
 """Over so many requests a ratio is resampled draw by draw: a matrix of weights would take gigabytes, and seconds."""
 FEWEST = 5
-"""Below this many requests there is no interval: the resamples of so few are a handful of values, and much too close."""
+"""Below this many requests there is no interval: the resamples of so few are a handful of close values."""
 
 
 @dataclass(frozen=True)

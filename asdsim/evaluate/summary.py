@@ -132,7 +132,7 @@ def _acceptance(
     keep: npt.NDArray[np.bool_],
     request: npt.NDArray[np.int32],
 ) -> dict[str, Any]:
-    """Return counts and ratios of some steps; intervals are 95 %, over requests, None for fewer than three."""
+    """Return counts and ratios of some steps; intervals are 95 %, over requests, None for fewer than five."""
     steps, committed, took = int(keep.sum()), int(tokens[keep].sum()), int(accepted[keep].sum())
     each = np.bincount(request[keep])  # steps of each request
     some = each > 0
