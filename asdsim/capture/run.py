@@ -29,7 +29,7 @@ from ..trace.schema import DIVERGENCES, MIN_TOP_K
 from .drafters import check_overrides, check_spec, parse_layer_ids
 from .interrupt import uninterrupted
 from .prompts import Encoder, encode, parse_date, parse_template_args
-from .tasks import Prompt, check_tasks, load_prompts
+from .tasks import Prompt, check_tasks, load_prompts, prompt_formats, without_folder
 
 __all__ = ["Plan", "Summary", "capture", "capture_with", "encode", "make_manifest", "make_requests"]
 
@@ -77,6 +77,8 @@ class Plan:
         Store after so many requests; by default the trace writer decides by the clock.
     shard : str, optional
         ``"i/n"``: only every n-th request from the i-th on, into the directory of that shard beside ``out``.
+    shuffle : int, optional
+        Seed of the order of each task's prompts; they keep their own without it.
     """
 
     out: Path
@@ -107,6 +109,7 @@ class Plan:
     draft_rope_theta: float | None = None
     draft_anchor: str | None = None
     shard: str | None = None
+    shuffle: int | None = None
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -342,26 +345,25 @@ def make_manifest(
         max_new_tokens=plan.max_new_tokens,
         stop=plan.stop,
         rule=rule,
-        tasks=[_bare(task) for task in check_tasks(plan.task)],
+        tasks=[without_folder(task) for task in check_tasks(plan.task)],
         seed=plan.seed,
         logits_dtype=target.logits_dtype,
         device=target.lm.device.type,
         settings={
             "limit": plan.limit,
             "offset": plan.offset,
+            **({} if plan.shuffle is None else {"shuffle": plan.shuffle}),
             "divergences": list(plan.divergences),
             **(encoder or encoder_of(target.tokenizer, plan)).settings(),
             "prompts_sha256": prompts.hexdigest(),
         },
         software=versions,
-        notes={"created": datetime.now(UTC).isoformat(timespec="seconds"), "threads": torch.get_num_threads()},
+        notes={
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "threads": torch.get_num_threads(),
+            "prompt_formats": prompt_formats(plan.task),
+        },
     )
-
-
-def _bare(task: str) -> str:
-    """Return a task without the directory of its file, which is nobody else's business."""
-    name, colon, argument = task.partition(":")
-    return f"{name}:{Path(argument).name}" if name == "jsonl" else f"{name}{colon}{argument}"
 
 
 def capture(
@@ -389,7 +391,7 @@ def capture(
     AsdsimError
         On anything that a user can mend. Nothing is written before all prompts and models have been checked.
     """
-    prompts = load_prompts(plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline)
+    prompts = load_prompts(plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline, shuffle=plan.shuffle)
     from ..engines.transformers.load import load_target
     from .drafters import check_head, make_drafter
 

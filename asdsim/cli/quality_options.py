@@ -133,11 +133,12 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     options = (
         click.option("--scorer", "scorers", multiple=True, metavar="TASK=SCORER",
-                     help="How a task is scored, if not by its name: gsm8k, humaneval, exact, contains (the reference "
-                     "is in the output), regex:PATTERN (found in it; a group must equal the reference), or "
-                     "MODULE:FUNCTION of yours, called with output and reference."),
+                     help="How a task is scored, if not by its name: gsm8k, gsm8k-strict, gsm8k-flexible (as lm-eval), "
+                     "math500, mmlu, ifeval, humaneval, mbpp, exact, contains (the reference is in the output), "
+                     "regex:PATTERN (found in it; a group must equal the reference), or MODULE:FUNCTION of yours, "
+                     "called with output and reference."),
         click.option("--allow-code-execution", "allow_code", is_flag=True,
-                     help="Run the programs that the model wrote (humaneval), in a limited process."),
+                     help="Run the programs that the model wrote (humaneval, mbpp), in a limited process."),
         click.option("--timeout", default=5.0, show_default=True, help="Seconds that one program may take."),
         click.option("--memory", default=1024, show_default=True, help="Megabytes that one program may take."),
         click.option("--tokenizer", help="Name or directory of the target's tokenizer, if not under its own name."),
