@@ -175,7 +175,7 @@ MUTANTS = [
         ("min(equal, key=lambda n: tuple(keys[n][1:]))", "equal[0]"),
         ("tuple(keys[n][1:])", "tuple(-keys[n][1:])"),
         ("* (1 - 1e-12)", "* (1 - 1e-9)"),
-        ('table.figures["speed_up" if "speed_up" in table.figures else "mean_acceptance_length"]',
+        ('table.figures[name if name in table.figures else "mean_acceptance_length"]',
          'table.figures["mean_acceptance_length"]'),
         ("and 0 < graph.mm_score[first] < math.inf", "and graph.mm_score[first] < math.inf"),
         ('self.q, method="linear"', 'self.q, method="lower"'),

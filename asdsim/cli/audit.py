@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from .quality_options import (
     print_columns,
     scoring_options,
     shown,
+    with_finished,
 )
 
 
@@ -41,14 +43,19 @@ from .quality_options import (
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write all settings with intervals: .parquet or .csv."
 )
+@click.option("--margin", type=float, metavar="POINTS",
+              help="Test whether accuracy falls by no more than this: shown, not shown or refuted.")  # fmt: skip
+@click.option("--alpha", default=0.05, show_default=True, help="Chance of a wrong verdict on the margin.")
+@click.option("--until-decided", is_flag=True,
+              help="With --policy and --margin: score requests in random order until that is decided.")  # fmt: skip
 @cost_option
 @scoring_options
 @bootstrap_options
 @json_option
 @config_option
 def command(
-    trace: Path, policy: Path | None, sweep: bool, output: Path | None, cost: str, scoring: Scoring, resamples: int,
-    seed: int, as_json: bool,
+    trace: Path, policy: Path | None, sweep: bool, output: Path | None, margin: float | None, alpha: float,
+    until_decided: bool, cost: str, scoring: Scoring, resamples: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge a frozen setting on TRACE: accuracy, length, divergence, ledger, each against strict.
 
@@ -75,7 +82,7 @@ def command(
     audited = audit(
         source, grid, scoring.decoder(source), policy=record, chosen=scoring.chosen, allow_code=scoring.allow_code,
         timeout=scoring.timeout, memory=scoring.memory << 20, cost=cost_of(cost, source), resamples=resamples,
-        seed=seed,
+        seed=seed, margin=None if margin is None else margin / 100, alpha=alpha, until_decided=until_decided,
     )  # fmt: skip
     if output is not None:
         from ..provenance import trace_source
@@ -100,6 +107,14 @@ def command(
             task: [{**names[n], **plain_row(quality, n)} for n in range(len(grid))]
             for task, quality in audited.by_task.items()
         }
+        payload["readings"] = {
+            name: {"strict": before, "setting": after, "verdicts": count}
+            for name, (before, after, count) in audited.readings.items()
+        }
+        if audited.margins is not None:
+            payload["margin"] = {"points": margin, "alpha": alpha, "sequential": until_decided}
+            for row, verdict in zip(payload["rows"], audited.margins, strict=True):
+                row["within_margin"] = asdict(verdict)
         print_json("audit", payload)
         return
     shown_row = int(audited.quality.exact.argmax())
@@ -108,23 +123,43 @@ def command(
         _print_front(audited)
         click.echo(f"strict matching: {_ends(row['requests'], row['ended_strict'])}")
     else:
-        columns = {f"all, {counted(requests, 'request')}": row}
+        columns = {f"all, {counted(requests, 'request')}": with_finished(row)}
         for task, quality in audited.by_task.items():
-            columns[f"{task}, {quality.requests[0]}"] = quality.row(0)
+            columns[f"{task}, {quality.requests[0]}"] = with_finished(quality.row(0))
         click.echo(f"{setting_name(grid)} against strict matching: {_ends(row['requests'], row['ended'])} "
                    f"(strict: {row['ended_strict']} and {row['requests'] - row['ended_strict']})")  # fmt: skip
         print_columns(columns, FORMATS)
-        if audited.scored:
+        for name, (before, after, count) in audited.readings.items():
+            click.echo(f"{name}: {100 * after:.1f} % (strict {100 * before:.1f} %), {counted(count, 'verdict')}")
+        if audited.scored and not until_decided:
             click.echo(
                 f"McNemar, exact: {row['answers_gained']} answers gained, {row['answers_lost']} lost, "
                 f"p = {row['mcnemar_p']:.3g}; largest ledger of a request {row['regret_spent_max']:.3f} logits"
             )
-    click.echo(f"{audited.quality.about_scores(shown_row)}; {audited.outputs} distinct outputs were scored")
+    if audited.margins is not None and margin is not None and not sweep:
+        click.echo(_about_margin(audited.margins[0], margin, alpha, until_decided))
+    if until_decided:
+        click.echo(
+            f"{audited.scored} of {requests} requests and {audited.outputs} outputs were scored, in random order"
+        )
+    else:
+        click.echo(f"{audited.quality.about_scores(shown_row)}; {audited.outputs} distinct outputs were scored")
     for task, why in left_out.items():
         note(f"{task} is not scored: {why}")
     note_baselines(audited.quality)
     if text := few(requests, audited.scored):
         note(text)
+
+
+def _about_margin(verdict: Any, margin: float, alpha: float, sequential: bool) -> str:
+    test = "betting test, one-sided" if sequential else "Tango's score test, one-sided"
+    text = (
+        f"accuracy falls by less than {margin:g} points: {verdict.verdict} at alpha {alpha:g} ({test}: "
+        f"p = {verdict.shown_p:.3g} against a fall of that much, {verdict.refuted_p:.3g} against less)"
+    )
+    if verdict.needed is None:
+        return text
+    return f"{text}; some {verdict.needed} scored requests would show it, if accuracy does not change in truth"
 
 
 def _ends(outputs: int, ended: int) -> str:
@@ -147,13 +182,28 @@ def _unscored(trace: Any, scoring: Scoring) -> dict[str, str]:
 
 
 def _print_front(audited: Any) -> None:
-    speed = "speed_up" if "speed_up" in audited.quality.figures else "mean_acceptance_length"
-    names = [name for name in ("speed_up_plain", speed) if name in audited.quality.figures]
-    names += ["accuracy", "accuracy_change", "outputs_differ_share", "regret_per_token"]
+    speeds = ("answer_speed_up", "speed_up_plain", "seconds_per_answer")
+    names = [name for name in speeds if name in audited.quality.figures] or ["mean_acceptance_length"]
+    names += [
+        "tokens_per_answer",
+        "ended_share",
+        "accuracy",
+        "accuracy_change",
+        "outputs_differ_share",
+        "regret_per_token",
+    ]
     exact = int(audited.quality.exact.sum())
     click.echo(f"front of {exact} exact settings: faster, for no less accuracy")
+    margins = audited.margins or []
+    grid = audited.quality.grid
+    axes = zip(grid.budget.tolist(), grid.gate.tolist(), grid.cap.tolist(), strict=True)
+    verdicts = {setting: margin.verdict for setting, margin in zip(axes, margins, strict=False)}
     rows = []
     for row in audited.front().to_dicts():
         cells = [shown(name, [row[name], row[f"{name}_low"], row[f"{name}_high"]]) for name in names]
-        rows.append([*(f"{row[axis]:g}" for axis in "BgM"), *cells, f"{row['mcnemar_p']:.3g}"])
-    print_rows(["B", "g", "M", *(FORMATS[name][0] for name in names), "McNemar p"], rows)
+        verdict = [verdicts[tuple(row[axis] for axis in "BgM")]] if verdicts else []
+        rows.append([*(f"{row[axis]:g}" for axis in "BgM"), *cells, f"{row['mcnemar_p']:.3g}", *verdict])
+    print_rows(
+        ["B", "g", "M", *(FORMATS[name][0] for name in names), "McNemar p", *(["within margin"] if verdicts else [])],
+        rows,
+    )

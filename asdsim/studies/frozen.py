@@ -115,7 +115,8 @@ def policy_record(
     return plain({
         "schema_version": POLICY_VERSION, "kind": KIND, "asdsim": __version__,
         **setting_record(calibration.grid), **identity(trace),
-        "method": calibration.method, "limits": {**calibration.limits.given(), "bound": calibration.limits.bound},
+        "method": calibration.method, "rank": calibration.rank,
+        "limits": {**calibration.limits.given(), "bound": calibration.limits.bound},
         "candidates": calibration.candidates, "ratios": calibration.ratios or None,
         "cost": None if cost is None else cost.to_dict(), "resamples": calibration.calibration.resamples,
         "seed": calibration.calibration.seed, "calibration": side(trace, calibration.calibration),

@@ -7,7 +7,7 @@ files of the Hugging Face hub (``NAME:SPLIT``), or from a local file with the hu
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,7 @@ def load(name: str, argument: str, offline: bool) -> list[Prompt]:
     """Return all prompts of a set, in its order."""
     task = SETS[name]
     if argument and argument not in task.hub:
-        rows = read_rows(Path(argument).expanduser())
+        rows: Iterable[tuple[str, dict[str, Any]]] = read_rows(Path(argument).expanduser())
     elif not argument and task.wheel is not None:
         rows = _wheel_rows(task.wheel, name, offline)
     else:
