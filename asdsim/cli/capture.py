@@ -34,6 +34,8 @@ from .common import config_option, counted, json_option, note, print_json, progr
 @click.option("--offset", type=int, default=0, show_default=True, help="Skip so many prompts of each task.")
 @click.option("--shuffle", type=int, metavar="SEED",
               help="Shuffle the prompts of each task before --offset and --limit.")  # fmt: skip
+@click.option("--turns", default="first", show_default=True, metavar="first|all",
+              help="Ask later turns too, each with the strict answers before it in its prompt.")  # fmt: skip
 @click.option("--K", "K", type=int, default=7, show_default=True, help="Draft tokens per step.")
 @click.option("--max-new-tokens", type=int, default=96, show_default=True, help="Token limit of each request.")
 @click.option("--rule", default="strict", show_default=True, help="Rule that decides while capturing: strict or asd.")

@@ -35,8 +35,8 @@ class Prompt:
         What an answer is judged by.
     messages : tuple of Message
         Where it is more than one message of the user: all of them.
-    left_out : int
-        Later turns of the user that are not asked.
+    later : tuple of str
+        Later turns of the user, asked only where a capture asks all turns.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Prompt:
     text: str
     reference: str | None = None
     messages: tuple[Message, ...] = ()
-    left_out: int = 0
+    later: tuple[str, ...] = ()
 
     @property
     def asked(self) -> tuple[Message, ...]:

@@ -140,7 +140,7 @@ def _mt_bench(row: Fields, place: int) -> Prompt:
     answers = row.values.get("reference")
     name = row.values.get("question_id", row.values.get("prompt_id", place))
     first = answers[0] if isinstance(answers, list) and answers else None
-    return Prompt(f"mt-bench/{name}", "mt-bench", turns[0], first, left_out=len(turns) - 1)
+    return Prompt(f"mt-bench/{name}", "mt-bench", turns[0], first, later=tuple(turns[1:]))
 
 
 def _alpaca(row: Fields, place: int) -> Prompt:
