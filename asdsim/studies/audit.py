@@ -21,7 +21,7 @@ from ..evaluate.quality import Evaluator, Quality, strict_beside
 from ..evaluate.scorers import TaskScorer, make_scorer, readings
 from ..rules.settings import Grid
 from ..stats import Margin, MarginBets, check_margin, within_margin
-from .frozen import check_same_models, how_to_cover, identity
+from .frozen import check_same_models, how_to_cover, identity, setting_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,7 +146,7 @@ def audit(
             rows = [n for n, record in enumerate(records) if record.task == task]
             by_task[task] = evaluator.evaluate(grid, requests=rows)
     if until_decided and margin is not None:
-        return _decide(quality, by_task, scorer, _outputs(evaluator, grid), margin, alpha, seed)
+        return _decide(quality, by_task, scorer, outputs_beside_strict(evaluator, grid), margin, alpha, seed)
     verdicts = [request for (request, _), verdict in evaluator.scores.items() if verdict is not None]
     audited = Audit(quality, by_task, len(verdicts), len(set(verdicts)))
     if margin is not None and quality.changed is not None and quality.scored is not None:
@@ -156,15 +156,26 @@ def audit(
             for (gained, lost), total, exact in counts
         ]
     if len(grid) == 1 and quality.exact[0]:
-        audited.readings = _readings(scorer, _outputs(evaluator, grid))
+        audited.readings = _readings(scorer, outputs_beside_strict(evaluator, grid))
     return audited
 
 
-def _outputs(evaluator: Evaluator, grid: Grid) -> list[tuple[bytes, bytes]]:
-    """Return each request's output under strict and under the one setting of a grid that is exact."""
+def outputs_beside_strict(evaluator: Evaluator, grid: Grid) -> list[tuple[bytes, bytes]]:
+    """Return each request's output under strict and under the one setting of a grid.
+
+    Raises
+    ------
+    UsageError
+        If either is not exact.
+    """
     pair = []
     for setting in (strict_beside(grid), grid):
         table, walks = evaluator.edges(setting.layout), evaluator.walk(setting)
+        if not walks.exact[0].all():
+            raise UsageError(
+                f"{setting_name(setting)} is not exact on this trace, so its outputs are not known",
+                where=str(evaluator.trace.path), fix=f"run {how_to_cover(evaluator.trace.path, setting)}",
+            )  # fmt: skip
         pair.append([table.output(int(edge)) for edge in walks.edge[0]])
     return list(zip(*pair, strict=True))
 
@@ -174,8 +185,6 @@ def _decide(
     margin: float, alpha: float, seed: int,
 ) -> Audit:  # fmt: skip
     """Score requests in random order until a sequential test decides the margin."""
-    if not quality.exact[0]:
-        raise UsageError("the setting is not exact on this trace, so its outputs are not known")
     bets, scored = MarginBets(margin, alpha), 0
     verdict = Margin("not shown", 1.0, 1.0, 0)
     for request in np.random.default_rng(seed).permutation(len(outputs)):
