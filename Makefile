@@ -3,6 +3,7 @@
 #   make test      linters, types, import rules, tests
 #   make figures   redraw figures/ from the committed traces (analysis/figures_*.py)
 #   make gpu       the checks that need a CUDA device
+#   make engines   asdsim inside vLLM on CPU, in an environment of its own (3.4 GB on the first run)
 #   make browser   the page of asdsim report in a real browser (Debian's chromium; node for axe-core)
 #   make bench     timings beside plain Python, torch and numpy (make micro: of the walk's pieces)
 #   make docs      the site, in docs/_build; a warning or a broken link between pages is an error
@@ -33,7 +34,7 @@ test gpu browser statistics: export HF_DATASETS_OFFLINE := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint docs figures gpu bench micro mutants statistics clean
+.PHONY: help demo test lint docs figures gpu engines bench micro mutants statistics clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -58,6 +59,9 @@ figures: $(RUN_READY)
 
 gpu: $(DEV_READY)
 	$(BIN)/python -m tests.gpu
+
+engines: $(DEV_READY)
+	PYTHON=$(CURDIR)/$(BIN)/python tests/engines/run_vllm.sh
 
 # The checks skip what is not there, so say so here.
 browser: $(DEV_READY)

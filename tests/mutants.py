@@ -196,7 +196,6 @@ MUTANTS = [
         ('if one["num_draft_tokens"] != other["num_draft_tokens"]:', "if False:"),
     ]),
     *changes("asdsim/rules/frozen.py", CALIBRATE, [
-        ('float(value) if value in ("inf", "-inf") else value', "value"),
         ("if len(grids) != 1 or len(grids[0]) != 1:", "if len(grids) != 1:"),
         ("Grid.product(B, g, M, semantics, **reading)", "Grid.product(B, g, M, semantics)"),
     ]),
@@ -235,7 +234,7 @@ MUTANTS = [
     *changes("asdsim/live/timing.py", CLI, [
         ("if abs(timing.drift) > max_drift:", "if timing.drift > max_drift + 1:"),
         ("if (made != made[0]).any():", "if (made != made).any():"),
-        ("rates[1] / (0.5 * (rates[0] + rates[2]))", "rates[1] / rates[0]"),
+        ('(0.5 * (s["t0"] / s["s0"] + s["t2"] / s["s2"]))', '(s["t0"] / s["s0"])'),
         ("if replayed.exact[0] else None", "if True else None"),
     ]),
     *changes("asdsim/cli/timing.py", CLI, [

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..rules.settings import DEFAULT_AXES
 from .common import config_option, json_option, note, print_json
 
 if TYPE_CHECKING:
     import polars as pl
 
-DEFAULT_GRID = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
-"""Grid of a trace's figures, where none is asked for."""
-
 
 def _axis(name: str, text: str) -> Any:
     return click.option(
         f"--{name}", name, metavar="LIST",
-        help=f"{text}: values to show of a sweep, or to replay a trace under [trace default: {DEFAULT_GRID[name]}].",
+        help=f"{text}: values to show of a sweep, or to replay a trace under [trace default: {DEFAULT_AXES[name]}].",
     )  # fmt: skip
 
 
@@ -57,7 +55,7 @@ def command(
     if source.is_dir():
         if off_trace is not None:
             words += ["--off-trace", off_trace]
-        paths = plot_trace(source, output, {**DEFAULT_GRID, **axes}, off_trace or "stop", shlex.join(words))
+        paths = plot_trace(source, output, {**DEFAULT_AXES, **axes}, off_trace or "stop", shlex.join(words))
     else:
         if off_trace is not None:
             raise UsageError("--off-trace is settled when a sweep is made", fix="give it to asdsim replay")

@@ -50,7 +50,8 @@ def command(
     replaced it, + bonus, - verified but discarded, . behind the end. Each step shows the ledger before and after it,
     what ended its block, and by how much.
 
-    Without --request or one of the pickers, the requests whose outputs differ are listed.
+    Without --B, --g and --M the setting is the paper's B = 8, g = .25, M = 2. Without --request or one of the pickers,
+    the requests whose outputs differ are listed.
     """
     from ..evaluate.strips import request_row, walk_of
     from ..report.terminal import Reader
@@ -69,8 +70,8 @@ def command(
     names = source.request_ids()
     chosen = [request_row(names, name) for name in requests]
     sides = []
-    for one in (grid, other):
-        graph, policy = build_graph(source, one.layout), one.policy(0)
+    for setting in (grid, other):
+        graph, policy = build_graph(source, setting.layout), setting.policy(0)
         sides.append([walk_of(source, graph, policy, r, off_trace) for r in chosen or range(len(names))])
     pairs = list(zip(*sides, strict=True))
     picked = _pick(pairs, source, reader, largest_regret, changed_answers)
@@ -174,8 +175,8 @@ def _list(pairs: list[tuple[Walk, Walk]], reader: Reader) -> None:
             continue
         differ += 1
         ends = [
-            shown_token(reader.piece(one.tokens[place]), blank) if place < len(one.tokens) else "(end)"
-            for one in (base, walk)
+            shown_token(reader.piece(side.tokens[place]), blank) if place < len(side.tokens) else "(end)"
+            for side in (base, walk)
         ]
         strip = next(strip for strip in walk.strips if strip.start + strip.committed > place) if place < len(
             walk.tokens) else walk.strips[-1]  # fmt: skip

@@ -16,7 +16,8 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import UsageError
-from .rows import OFF_TRACE_NOTE, finite, need, note_of
+from ..walk.off_trace import OFF_TRACE
+from .rows import finite, need, note_of
 from .style import GREY, NO_COLOUR, styled
 
 if TYPE_CHECKING:
@@ -90,28 +91,34 @@ def acceptance_heatmap(frame: pl.DataFrame) -> Figure:
         figure.suptitle(
             "Mean acceptance length (tokens per step, bonus token included)", x=0.01, ha="left", fontsize=11
         )
-        handles: list[Patch] = []
-        drawn = [row for row in rows if finite(row["mean_acceptance_length"])]
-        if any(map(_partial, drawn)):
-            meaning = f"{OFF_TRACE_NOTE['stop']}: no fair sample, so no colour" + (
-                " (per cent of all)" if readable else ""
-            )
-            handles.append(Patch(facecolor=NO_COLOUR, edgecolor=GREY, hatch="////", linewidth=0, label=meaning))
-        estimated = note_of([row for row in drawn if not _partial(row)])
-        if estimated:
-            handles.append(Patch(facecolor="white", edgecolor="black", hatch="////", label=estimated))
-        if any(not finite(row["mean_acceptance_length"]) for row in rows):
-            handles.append(
-                Patch(
-                    facecolor="white",
-                    edgecolor=GREY,
-                    hatch="xx",
-                    label="no figure: every request left the captured steps",
-                )
-            )
+        handles = _legend(rows, readable)
         if handles:
             figure.legend(handles=handles, loc="outside lower left", ncols=1, handlelength=2.6, handleheight=1.4)
     return figure
+
+
+def _legend(rows: Sequence[Mapping[str, Any]], readable: bool) -> list[Patch]:
+    """Say what the cells mean that are not exact; empty where all are."""
+    handles: list[Patch] = []
+    drawn = [row for row in rows if finite(row["mean_acceptance_length"])]
+    if any(map(_partial, drawn)):
+        meaning = f"{OFF_TRACE['stop'].figure_note}: no fair sample, so no colour" + (
+            " (per cent of all)" if readable else ""
+        )
+        handles.append(Patch(facecolor=NO_COLOUR, edgecolor=GREY, hatch="////", linewidth=0, label=meaning))
+    estimated = note_of([row for row in drawn if not _partial(row)])
+    if estimated:
+        handles.append(Patch(facecolor="white", edgecolor="black", hatch="////", label=estimated))
+    if any(not finite(row["mean_acceptance_length"]) for row in rows):
+        handles.append(
+            Patch(
+                facecolor="white",
+                edgecolor=GREY,
+                hatch="xx",
+                label="no figure: every request left the captured steps",
+            )
+        )
+    return handles
 
 
 def _partial(row: Mapping[str, Any]) -> bool:
@@ -131,19 +138,19 @@ def _panel(
     shares = np.ones_like(values)
     at_stop = np.zeros(values.shape, bool)  # where the mean is one over the requests that stayed
     for row in rows:
-        at = gates.index(row["g"]), budgets.index(row["B"])
-        shares[at] = row["exact_share"]
-        at_stop[at] = _partial(row)
+        cell = gates.index(row["g"]), budgets.index(row["B"])
+        shares[cell] = row["exact_share"]
+        at_stop[cell] = _partial(row)
         if finite(row["mean_acceptance_length"]):
-            values[at] = row["mean_acceptance_length"]
+            values[cell] = row["mean_acceptance_length"]
     asked = {(gates.index(row["g"]), budgets.index(row["B"])) for row in rows}
     coloured = np.where(at_stop, np.nan, values)
     image = axes.imshow(coloured, origin="lower", aspect="auto", cmap="cividis", norm=norm, interpolation="nearest")
-    partial = [at for at in sorted(asked) if at_stop[at] and np.isfinite(values[at])]
-    inexact = [at for at in sorted(asked) if shares[at] < 1 and np.isfinite(coloured[at])]
-    dark = [at for at in inexact if _is_dark(norm(values[at]))]
-    light = [at for at in inexact if at not in set(dark)]
-    absent = [at for at in sorted(asked) if not np.isfinite(values[at])]
+    partial = [cell for cell in sorted(asked) if at_stop[cell] and np.isfinite(values[cell])]
+    inexact = [cell for cell in sorted(asked) if shares[cell] < 1 and np.isfinite(coloured[cell])]
+    dark = [cell for cell in inexact if _is_dark(norm(values[cell]))]
+    light = [cell for cell in inexact if cell not in set(dark)]
+    absent = [cell for cell in sorted(asked) if not np.isfinite(values[cell])]
     looks: tuple[tuple[list[tuple[int, int]], dict[str, Any]], ...] = (
         (partial, {"facecolor": NO_COLOUR, "edgecolor": GREY, "hatch": "////"}),
         (dark, {"facecolor": "none", "edgecolor": "white", "hatch": "////", "alpha": 0.6}),

@@ -251,9 +251,9 @@ def acceptance(
                 yerr=_reach(share), error_kw={"elinewidth": 0.8, "ecolor": "#999999", "capsize": 1.5},
             )  # fmt: skip
             position = np.arange(1, len(reached.value) + 1) + 0.06 * (nth - (len(named) - 1) / 2)
-            for axes, one in ((middle, reached), (right, given)):
+            for axes, curve in ((middle, reached), (right, given)):
                 axes.errorbar(
-                    position, 100 * one.value, yerr=_reach(one), color=LINES[nth], linestyle=DASHES[nth],
+                    position, 100 * curve.value, yerr=_reach(curve), color=LINES[nth], linestyle=DASHES[nth],
                     marker=MARKERS[nth], markersize=4, capsize=1.5, elinewidth=0.8,
                 )  # fmt: skip
         left.set_xticks(range(len(share.value)))
@@ -273,10 +273,10 @@ def acceptance(
     return figure
 
 
-def _reach(one: Intervals) -> npt.NDArray[np.float64]:
-    return 100 * np.nan_to_num(np.abs(np.stack([one.value - one.low, one.high - one.value])))
+def _reach(share: Intervals) -> npt.NDArray[np.float64]:
+    return 100 * np.nan_to_num(np.abs(np.stack([share.value - share.low, share.high - share.value])))
 
 
-def record_of(one: Intervals) -> dict[str, Any]:
+def record_of(figure: Intervals) -> dict[str, Any]:
     """Return the numbers of an interval, for a figure's JSON."""
-    return {"value": one.value, "low": one.low, "high": one.high}
+    return {"value": figure.value, "low": figure.low, "high": figure.high}

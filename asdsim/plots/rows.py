@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
+from ..walk.off_trace import OFF_TRACE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,13 +23,6 @@ PAPER = (8.0, 0.25, 2.0)
 """B, g and M of the paper's main results."""
 
 LENGTHS = ("mean_acceptance_length", "accepted_per_proposal")
-
-OFF_TRACE_NOTE = {
-    "stop": "not exact; only the requests that stayed on captured steps",
-    "aligned": "estimate; requests that left the captured steps go on at the nearest one",
-    "recorded": "estimate; requests that left the captured steps go on with the next one",
-    "pooled": "estimate; requests that left the captured steps go on at ones drawn at random",
-}
 
 
 def label(row: Mapping[str, Any]) -> str:
@@ -138,7 +132,7 @@ def finite(value: float | None) -> bool:
 def note_of(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Say what the rows that are not exact stand for; ``None`` where all are."""
     modes = sorted({row["off_trace"] for row in rows if row["exact_share"] < 1})
-    return " / ".join(OFF_TRACE_NOTE.get(mode, "not exact") for mode in modes) or None
+    return " / ".join(OFF_TRACE[mode].figure_note if mode in OFF_TRACE else "not exact" for mode in modes) or None
 
 
 def columns_of(frame: pl.DataFrame, names: Sequence[str]) -> dict[str, list[Any]]:

@@ -167,24 +167,24 @@ def inline_svg(figure: Figure, prefix: str, title: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r' style="([^"]*)"', _attributes, text)
-    text = re.sub(r'\b(id=")|(url\(#)|(href="#)', lambda found: f"{found[0]}{prefix}-", text)
+    text = re.sub(r'\b(id=")|(url\(#)|(href="#)', lambda match: f"{match[0]}{prefix}-", text)
     label = html.escape(title, quote=True)
     return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
-def _attributes(found: re.Match[str]) -> str:
+def _attributes(style: re.Match[str]) -> str:
     """Return a style as attributes, which a page that allows no inline style still shows."""
-    made = []
-    for declaration in found[1].split(";"):
-        name, colon, value = (part.strip() for part in declaration.partition(":"))
+    attributes = []
+    for declaration in style[1].split(";"):
+        name, colon, value = (word.strip() for word in declaration.partition(":"))
         if not colon:
             continue
         if name == "font":  # such as 9px 'DejaVu Sans', sans-serif; the size is what matters
             size = re.search(r"[\d.]+px", value)
-            made += [f'font-size="{size[0]}"' if size else "", 'font-family="DejaVu Sans, Verdana, sans-serif"']
+            attributes += [f'font-size="{size[0]}"' if size else "", 'font-family="DejaVu Sans, Verdana, sans-serif"']
         else:
-            made.append(f'{name}="{value}"')
-    return "".join(f" {attribute}" for attribute in made if attribute)
+            attributes.append(f'{name}="{value}"')
+    return "".join(f" {attribute}" for attribute in attributes if attribute)
 
 
 def _drawn(figure: Figure, kind: str) -> bytes:

@@ -104,7 +104,7 @@ def settings_of(results: Sequence[Result], qualities: Sequence[Quality]) -> list
             entries.append(
                 {
                     "name": _full_name(result.grid, n), "rule": result.grid.layout.rule, "layout": number,
-                    "strict": is_strict(policy), "B": policy.budget, "g": policy.gate, "M": policy.cap,
+                    "strict": is_baseline(policy), "B": policy.budget, "g": policy.gate, "M": policy.cap,
                     "semantics": result.grid.semantics, "ledger": result.grid.ledger, "exact": row["exact_share"],
                     "steps": frame[n]["num_spec_steps"], "tokens": frame[n]["completion_tokens"],
                     "relaxed": frame[n]["relaxed_tokens"], "spent_max": frame[n]["regret_spent_max"],
@@ -114,11 +114,18 @@ def settings_of(results: Sequence[Result], qualities: Sequence[Quality]) -> list
     return _without_twins(entries)
 
 
+def is_baseline(policy: Policy) -> bool:
+    """Tell whether a setting is what others are compared with: strict matching, or B = 0 of a reading without it."""
+    return is_strict(policy) or policy.budget == 0.0
+
+
 def _full_name(grid: Grid, setting: int) -> str:
     """Return how a setting is called, with what tells it apart from the paper's reading of ASD."""
     policy = grid.policy(setting)
     if policy.label or is_strict(policy):
         return name_of(policy)
+    if is_baseline(policy):
+        return f"B=0 {grid.semantics} (accepts ties)"
     reading = [grid.semantics] * (grid.semantics != "paper")
     return " ".join([name_of(policy), *reading, *grid.parameters(setting).split()])
 
@@ -307,13 +314,13 @@ def _numbering(
     parts: Sequence[npt.NDArray[np.integer]],
 ) -> tuple[npt.NDArray[np.int32], Callable[[npt.NDArray[np.integer]], npt.NDArray[Any]]]:
     """Return the token ids of some columns, the most frequent first, and what turns ids into rows of that list."""
-    ids, counts = np.unique(np.concatenate([part.ravel() for part in parts]), return_counts=True)
+    ids, counts = np.unique(np.concatenate([column.ravel() for column in parts]), return_counts=True)
     counts, ids = counts[ids >= 0], ids[ids >= 0]
     words = ids[np.argsort(-counts, kind="stable")].astype(np.int32)
     row_of = np.zeros(int(words.max(initial=0)) + 2, np.uint16 if len(words) < 1 << 16 else np.uint32)
     row_of[words] = np.arange(len(words))
     last = len(row_of) - 1
-    return words, lambda found: row_of[np.where((found < 0) | (found > last), last, found)]
+    return words, lambda tokens: row_of[np.where((tokens < 0) | (tokens > last), last, tokens)]
 
 
 def _texts(vocabulary: Vocabulary, words: npt.NDArray[np.int32]) -> tuple[list[Any], list[int]]:

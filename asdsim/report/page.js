@@ -40,8 +40,8 @@
       const encoder = new TextEncoder();
       const chunks = parts.map((part) => (typeof part === "string" ? encoder.encode(part) : Uint8Array.from(part)));
       const all = new Uint8Array(chunks.reduce((sum, chunk) => sum + chunk.length, 0));
-      let at = 0;
-      for (const chunk of chunks) { all.set(chunk, at); at += chunk.length; }
+      let filled = 0;
+      for (const chunk of chunks) { all.set(chunk, filled); filled += chunk.length; }
       text = new TextDecoder().decode(all);
     }
     return D.dropLeading && text.startsWith(" ") ? text.slice(1) : text;
@@ -72,8 +72,8 @@
     if (!cache.has(walk)) {
       const words = [], [first, behind] = rowsOf(walk);
       for (let row = first; row < behind; row++) {
-        const at = posStart[C.w_step[row]], accepted = C.w_acc[row], committed = C.w_com[row];
-        for (let i = 0; i < committed; i++) words.push(i < accepted ? C.p_draft[at + i] : C.p_choice[at + i]);
+        const origin = posStart[C.w_step[row]], accepted = C.w_acc[row], committed = C.w_com[row];
+        for (let i = 0; i < committed; i++) words.push(i < accepted ? C.p_draft[origin + i] : C.p_choice[origin + i]);
       }
       const last = behind > first ? D.final[C.w_end[behind - 1] >> 3] : "";
       cache.set(walk, { words, known: last !== "missing", spent: behind > first ? C.w_spent[behind - 1] : 0, text: null });
@@ -86,34 +86,34 @@
     return output.text;
   };
   const partedAt = (a, b) => {
-    const one = outputOf(a), other = outputOf(b), shared = Math.min(one.words.length, other.words.length);
-    for (let i = 0; i < shared; i++) if (one.words[i] !== other.words[i]) return i;
-    return one.words.length === other.words.length || !(one.known && other.known) ? -1 : shared;
+    const first = outputOf(a), second = outputOf(b), shared = Math.min(first.words.length, second.words.length);
+    for (let i = 0; i < shared; i++) if (first.words[i] !== second.words[i]) return i;
+    return first.words.length === second.words.length || !(first.known && second.known) ? -1 : shared;
   };
   const scoreOf = (setting, row) => C["score" + D.settings[setting].layout][row];
   const stepsOf = (setting, walk) => {
     const entry = D.settings[setting], [first, behind] = rowsOf(walk), steps = [];
     let spent = 0, start = 0, guess = false;
     for (let row = first; row < behind; row++) {
-      const step = C.w_step[row], at = posStart[step], drafted = C.s_k[step], accepted = C.w_acc[row], committed = C.w_com[row];
+      const step = C.w_step[row], origin = posStart[step], drafted = C.s_k[step], accepted = C.w_acc[row], committed = C.w_com[row];
       const ended = D.ended[C.w_end[row] & 7], final = D.final[C.w_end[row] >> 3];
       const refused = ["gate", "budget", "cap", "mismatch"].includes(ended);
       const tokens = [];
       let paid = 0;
-      const token = (kind, i, word) => ({ kind, i, word, choice: C.p_choice[at + i], row: at + i, step: row - first });
+      const token = (kind, i, word) => ({ kind, i, word, choice: C.p_choice[origin + i], row: origin + i, step: row - first });
       for (let i = 0; i < drafted; i++) {
-        const score = scoreOf(setting, at + i), mismatch = !Number.isNaN(score) || C.p_draft[at + i] !== C.p_choice[at + i];
+        const score = scoreOf(setting, origin + i), mismatch = !Number.isNaN(score) || C.p_draft[origin + i] !== C.p_choice[origin + i];
         let kind = "exact";
         if (i >= accepted) kind = i === accepted && refused ? "rejected" : refused ? "discarded" : "past_end";
         else if (mismatch) kind = "relaxed";
-        if (!refused && i === accepted && committed > accepted) tokens.push(token("bonus", i, C.p_choice[at + i]));
-        const made = token(kind, i, C.p_draft[at + i]);
-        if (mismatch) { made.regret = C.p_regret[at + i]; made.score = score; }
-        if (kind === "relaxed") { made.before = spent + paid; paid += made.regret; made.after = spent + paid; }
-        tokens.push(made);
-        if (kind === "rejected" && committed > accepted) tokens.push(token("replacement", i, C.p_choice[at + i]));
+        if (!refused && i === accepted && committed > accepted) tokens.push(token("bonus", i, C.p_choice[origin + i]));
+        const drawn = token(kind, i, C.p_draft[origin + i]);
+        if (mismatch) { drawn.regret = C.p_regret[origin + i]; drawn.score = score; }
+        if (kind === "relaxed") { drawn.before = spent + paid; paid += drawn.regret; drawn.after = spent + paid; }
+        tokens.push(drawn);
+        if (kind === "rejected" && committed > accepted) tokens.push(token("replacement", i, C.p_choice[origin + i]));
       }
-      if (!refused && accepted === drafted && committed > accepted) tokens.push(token("bonus", accepted, C.p_choice[at + accepted]));
+      if (!refused && accepted === drafted && committed > accepted) tokens.push(token("bonus", accepted, C.p_choice[origin + accepted]));
       const after = C.w_spent[row];
       steps.push({ number: row - first, id: C.s_id[step], wave: C.s_wave[step], start, spent, after, ended, final, tokens, guess, paid, rule: entry.rule });
       spent = after;
@@ -183,9 +183,9 @@
       const row = make("tr", { "data-setting": n, class: (n === state.setting ? "chosen " : "") + (entry.exact < 1 ? "partial" : ""), "aria-current": n === state.setting ? "true" : null },
         make("th", { scope: "row" }, button, star), make("td", { text: entry.exact.toFixed(2) }));
       for (const figure of D.figures) {
-        const found = entry.figures[figure.name];
-        const cell = make("td", { text: found ? shownValue(figure, found[0]) : "–" });
-        if (found && found[1] !== null) cell.append(make("span", { class: "interval", text: ` [${shownValue(figure, found[1])}, ${shownValue(figure, found[2])}]` }));
+        const values = entry.figures[figure.name];
+        const cell = make("td", { text: values ? shownValue(figure, values[0]) : "–" });
+        if (values && values[1] !== null) cell.append(make("span", { class: "interval", text: ` [${shownValue(figure, values[1])}, ${shownValue(figure, values[2])}]` }));
         row.append(cell);
       }
       return row;
@@ -259,10 +259,10 @@
     shown(token.word) + (token.kind === "relaxed" ? `[${shown(token.choice)}]` : ""));
   const outputNodes = (list, from) => {
     const nodes = [];
-    let at = 0;
+    let count = 0;
     for (const step of list) for (const token of step.tokens) {
       if (!["exact", "relaxed", "replacement", "bonus"].includes(token.kind)) continue;
-      if (at++ < from) continue;
+      if (count++ < from) continue;
       const text = escape(pieceOf(token.word), "\n");
       nodes.push(token.kind === "relaxed" ? make("span", { class: "relaxed", title: `the target chose ${shown(token.choice)}`, text }) : text);
     }
@@ -276,10 +276,10 @@
     const shared = textOf(outputOf(mine).words.slice(0, cut));
     const same = place < 0 ? (outputOf(mine).known && outputOf(other).known ? "Both outputs are the same:" : "The same as far as both are known:") : `The outputs part at token ${place}${place ? "; shared before:" : ""}`;
     children.push(make("div", { class: "shared" }, make("h3", { text: same }), make("div", { class: "output", text: escape(shared, "\n") })));
-    if (place >= 0) for (const [setting, walk, one] of [[against, other, base], [state.setting, mine, entry]]) {
+    if (place >= 0) for (const [setting, walk, shownEntry] of [[against, other, base], [state.setting, mine, entry]]) {
       const list = stepsOf(setting, walk), relaxed = list.reduce((sum, step) => sum + step.tokens.filter((token) => token.kind === "relaxed").length, 0);
       const right = ["", " · answer wrong", " · answer right"][C.w_right[walk]];
-      children.push(make("div", {}, make("h3", { text: `${one.name}: ${outputOf(walk).words.length} tokens, ${relaxed} relaxed, spent ${outputOf(walk).spent.toFixed(2)}${right}` }),
+      children.push(make("div", {}, make("h3", { text: `${shownEntry.name}: ${outputOf(walk).words.length} tokens, ${relaxed} relaxed, spent ${outputOf(walk).spent.toFixed(2)}${right}` }),
         make("div", { class: "output" }, ...outputNodes(list, place))));
     }
     panel.replaceChildren(...children);
@@ -349,10 +349,10 @@
     const bars = [];
     let below = 0;
     for (let rank = 0; rank < D.topK; rank++) {
-      const at = (rank - 1) * C.p_draft.length + token.row;
-      if (rank > 0 && C.t_gap[at] === 0 && C.t_id[at] === 0) continue;  // too small to be kept
-      below += rank > 0 ? C.t_gap[at] / D.gapUnit : 0;
-      const word = rank > 0 ? C.t_id[at] : C.p_choice[token.row], p = (C.p_top[token.row] / 65535) * Math.exp(-below);
+      const cell = (rank - 1) * C.p_draft.length + token.row;
+      if (rank > 0 && C.t_gap[cell] === 0 && C.t_id[cell] === 0) continue;  // too small to be kept
+      below += rank > 0 ? C.t_gap[cell] / D.gapUnit : 0;
+      const word = rank > 0 ? C.t_id[cell] : C.p_choice[token.row], p = (C.p_top[token.row] / 65535) * Math.exp(-below);
       const full = make("span", { class: "full" });
       full.style.width = `${Math.max(0.5, 100 * p)}%`;
       const mark = (word === C.p_choice[token.row] ? "y " : "  ") + (word === C.p_draft[token.row] && !["bonus"].includes(token.kind) ? "x " : "  ");
@@ -455,7 +455,7 @@
     for (let i = 0; i < raw.length; i++) raw[i] = text.charCodeAt(i);
     const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("gzip"));
     const buffer = await new Response(stream).arrayBuffer();
-    for (const [name, [type, at, length]] of Object.entries(D.columns)) C[name] = new ARRAYS[type](buffer, at, length);
+    for (const [name, [type, offset, length]] of Object.entries(D.columns)) C[name] = new ARRAYS[type](buffer, offset, length);
     posStart = new Uint32Array(C.s_k.length + 1);
     for (let step = 0; step < C.s_k.length; step++) posStart[step + 1] = posStart[step] + C.s_k[step] + 1;
   };

@@ -21,11 +21,11 @@ import numpy as np
 from ..errors import AsdsimError, UsageError
 from ..evaluate.figures import FIGURES
 from ..evaluate.scorers import make_scorer
-from ..evaluate.strips import is_strict, name_of
+from ..evaluate.strips import name_of
 from ..files import plain, write_atomically
 from ..result import replay_grid
 from ..rules.settings import Policy
-from .data import ENDED, FINAL, GAP_UNIT, Content, collect, settings_of
+from .data import ENDED, FINAL, GAP_UNIT, Content, collect, is_baseline, settings_of
 
 if TYPE_CHECKING:
     from ..evaluate.cost import CostModel
@@ -120,7 +120,7 @@ def write_report(
     number = len(trace.request_ids())
     if number == 0:
         raise UsageError("the trace has no request", where=str(trace.path))
-    if not any(is_strict(result.grid.policy(n)) for result in results for n in range(len(result))):
+    if not any(is_baseline(result.grid.policy(n)) for result in results for n in range(len(result))):
         strict = replay_grid(trace, results[0].grid.strict)  # which all others are compared with
         results = [*results, strict]
     scorer = make_scorer(trace.request_records(), vocabulary.text)
@@ -182,19 +182,18 @@ def head_of(
     """Return what the top of the page says: verdict, facts and provenance."""
     trace, manifest = results[0].trace, results[0].trace.manifest
     entry = content.settings[start]
-    exact = sum(one["exact"] == 1 for one in content.settings)
+    exact = sum(setting["exact"] == 1 for setting in content.settings)
     modes = {result.off_trace for result in results}
     kind = "exact" if exact == len(content.settings) else f"{exact} of {len(content.settings)} settings exact"
     held = len(content.requests)
+    lossless = all(setting["name"] == "strict" for setting in content.settings)
     facts = {
         "target": _model(manifest.target),
         "drafter": _model(manifest.drafter),
         "K": str(manifest.K),
         "requests": f"{number} requests ({', '.join(manifest.tasks)})",
         "figures": kind + ("" if exact == len(content.settings) else f"; off trace: {', '.join(sorted(modes))}"),
-        "lossless": "yes: strict matching only"
-        if entry["strict"]
-        else "no: relaxed tokens change outputs; strict matching is the lossless baseline",
+        "lossless": "lossless" if lossless else "not lossless, strict matching apart: relaxed tokens change outputs",
         "trace": f"{trace.path.name}, checksum {manifest.checksum[:16]}",
         "made by": f"asdsim {manifest.software.get('asdsim', '?')}, capture of {manifest.notes.get('created', '?')}",
         "command": command,
@@ -229,9 +228,13 @@ def verdict(entry: dict[str, Any], strict: dict[str, Any], number: int) -> list[
             f"{entry['name']} is not exact here: only {100 * entry['exact']:.0f} % of its walks met captured steps.",
             "Its figures are no result; run asdsim cover for this setting.",
         ]
-    if entry["strict"] or length is None:
-        text = f"Strict matching commits {length[0]:.2f} tokens per step" if length else "No setting has a figure"
-        return [text + ".", "Its outputs are those of the target alone."]
+    if length is None:
+        return [f"{entry['name']} has no figure here.", "Its walks met no step."]
+    if entry["strict"]:
+        if entry["name"] != "strict":
+            return [f"{entry['name']} commits {length[0]:.2f} tokens per step.", "Other settings are compared with it."]
+        first = f"Strict matching commits {length[0]:.2f} tokens per step."
+        return [first, "Its outputs are those of the target alone; every other setting is compared with it."]
     first = f"{entry['name']} commits {length[0]:.2f} tokens per step"
     if gain is not None:
         first += f", {100 * gain[0]:+.0f} % against strict matching{_interval(gain, 100, ' %')}"
@@ -333,13 +336,13 @@ def packed(content: Content) -> tuple[dict[str, list[Any]], str]:
     """Return where each column lies (type, start in bytes, entries), and all of them compressed, in base64."""
     spec: dict[str, list[Any]] = {}
     parts: list[bytes] = []
-    at = 0
+    offset = 0
     for name, array in content.columns.arrays.items():
         data = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        spec[name] = [array.dtype.name, at, len(array)]
+        spec[name] = [array.dtype.name, offset, len(array)]
         padding = -len(data) % 8
         parts += [data, bytes(padding)]
-        at += len(data) + padding
+        offset += len(data) + padding
     return spec, base64.b64encode(gzip.compress(b"".join(parts), 9, mtime=0)).decode()
 
 

@@ -102,9 +102,9 @@ def _outputs(walk: Walk, base: Walk, reader: Reader, columns: int) -> Iterator[s
         yield from wrapped(("... " if cut else "") + _prose(before[cut:same]), columns)
     half = (columns - 3) // 2
     sides = []
-    for name, one, text in zip(names, (base, walk), (first, second), strict=True):
-        unknown = "" if one.exact else " [not known further]"
-        head = f"{name}: {len(one.tokens)} tokens, {len(one.relaxed)} relaxed, spent {one.spent:.2f}"
+    for name, side, text in zip(names, (base, walk), (first, second), strict=True):
+        unknown = "" if side.exact else " [not known further]"
+        head = f"{name}: {len(side.tokens)} tokens, {len(side.relaxed)} relaxed, spent {side.spent:.2f}"
         sides.append([*wrapped(head, half), "-" * half, *wrapped(_prose(text[same:]) + unknown, half)])
     for n in range(max(map(len, sides))):
         left, right = (side[n] if n < len(side) else "" for side in sides)

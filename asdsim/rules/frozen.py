@@ -70,13 +70,10 @@ def _rule_setting(rule: str, fields: Fields) -> Grid:
         raise UsageError(str(unknown_name("rule", rule, ["asd", *NAMES])), where=fields.where)
     given = Fields(fields.get("parameters"), f"{fields.where}, parameters")
     try:
-        values = {
-            name: float(value) if value in ("inf", "-inf") else value for name, value in given.values.items()
-        }  # fmt: skip
-        for name, value in values.items():
+        for name, value in given.values.items():  # an infinity is the text "inf", which rule_grids reads
             if isinstance(value, bool) or not isinstance(value, (int, float, str)):
                 given.refuse(name, "a number or a name")
-        grids = rule_grids(rule, values)
+        grids = rule_grids(rule, given.values)
     except UsageError as error:
         raise UsageError(error.what, where=str(given.where), fix=error.fix) from None
     if len(grids) != 1 or len(grids[0]) != 1:

@@ -27,6 +27,9 @@ KEPT_LEDGERS = ("request", "block")
 MAX_AXIS = 1_000_000
 """Longest list that one range may unfold to."""
 
+DEFAULT_AXES: dict[str, Any] = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
+"""What is replayed or plotted where no setting is named and none is covered."""
+
 
 def check_value(name: str, value: float) -> None:
     """Refuse a B, g or M that is negative, NaN or (M) not whole."""

@@ -132,11 +132,11 @@ def stored_ids(folder: Path, manifest: Manifest) -> npt.NDArray[np.int32]:
 
     arrays: list[npt.NDArray[np.integer]] = []
     for shard in manifest.shards_of("positions"):
-        for part in read_shard(folder, shard, manifest.top_k, verify=False):
-            arrays.append(occurring_ids([to_numpy(part.table[name]) for name in ("draft_id", "argmax_id", "top_ids")]))
+        for rows in read_shard(folder, shard, manifest.top_k, verify=False):
+            arrays.append(occurring_ids([to_numpy(rows.table[name]) for name in ("draft_id", "argmax_id", "top_ids")]))
     for shard in manifest.shards_of("requests"):
-        for part in read_shard(folder, shard, manifest.top_k, verify=False):
-            arrays.append(occurring_ids([np.concatenate([*to_numpy(part.table["prompt_ids"]), [-1]])]))
+        for rows in read_shard(folder, shard, manifest.top_k, verify=False):
+            arrays.append(occurring_ids([np.concatenate([*to_numpy(rows.table["prompt_ids"]), [-1]])]))
     return occurring_ids(arrays)
 
 

@@ -181,7 +181,10 @@ def test_a_prompt_gets_one_bos_and_one_template() -> None:
     assert text("<s>[user] Hello [assistant]") == "<s> [user] Hello [assistant]"
     assert text("<s>Hello") == "<s> Hello"
     assert text(" [user] Hello [assistant]") == "<s> [user] Hello [assistant]"
-    assert text("", Message("system", "[user] S"), Message("user", "U")) == "<s> [system] [user] S [user] U [assistant]"
+    assert (
+        text("[user] S\n\nU", Message("system", "[user] S"), Message("user", "U"))
+        == "<s> [system] [user] S [user] U [assistant]"
+    )
     assert sum(encoder.noticed.values()) == 5  # three taken as they are, two of them with a BOS of their own
     assert words.words(encode(words, "<s> Hello", False)) == "<s> Hello"
     assert words.words(encode(words, "Hello <s>", True)) == "<s> [user] Hello <s> [assistant]"

@@ -87,6 +87,9 @@ def test_the_page_holds_every_walk_as_replay_has_it(page: Path) -> None:
                 at, accepted, committed = start[columns["w_step"][row]], columns["w_acc"][row], columns["w_com"][row]
                 words += columns["p_draft"][at : at + accepted].tolist()
                 words += columns["p_choice"][at + accepted : at + committed].tolist()
+            codes = columns["w_end"][first:behind]
+            told = [(data["ended"][code & 7], data["final"][code >> 3]) for code in codes]
+            assert told == [(strip.ended, strip.final) for strip in result.walk(0, r).strips]
             text = "".join(data["vocabulary"][word] for word in words if word not in data["special"])
             assert text == result.text(0, r)
 
@@ -206,3 +209,12 @@ def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
         done = capsys.readouterr()
         assert stopped.value.code == 2 and done.out == "", words
         assert message in done.err.splitlines()[-1]
+
+
+def test_a_reading_without_strict_matching_names_its_baseline(tmp_path: Path) -> None:
+    trace = asdsim.load(ROOT / "traces/smollm2-lookup")
+    for grid in ({"B": "0,8"}, {"B": "8"}):
+        result = asdsim.replay(trace, **grid, g=0.5, M=2, semantics="lightllm")
+        write_report(tmp_path / "a.html", [result], trace.vocabulary)
+        names = [entry["name"] for entry in content(tmp_path / "a.html")[0]["settings"]]
+        assert names == ["B=0 lightllm (accepts ties)", "B=8 g=0.5 M=2 lightllm"]

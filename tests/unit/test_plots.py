@@ -17,10 +17,11 @@ from asdsim.plots.acceptance import acceptance_by_position, acceptance_distribut
 from asdsim.plots.all import draw_all
 from asdsim.plots.heatmap import acceptance_heatmap
 from asdsim.plots.regret import _cumulative, accepted_mismatches, mismatch_groups, regret_distribution
-from asdsim.plots.rows import OFF_TRACE_NOTE, focus, pick_settings, select
+from asdsim.plots.rows import focus, pick_settings, select
 from asdsim.plots.style import NO_COLOUR, inline_svg, provenance, save
 from asdsim.rules.settings import Policy
 from asdsim.trace.graph import END, MISSING, Graph
+from asdsim.walk.off_trace import OFF_TRACE
 
 
 def row(B: float, g: float, M: float, histogram: list[int], *, exact: float = 1.0, off_trace: str = "stop") -> dict:
@@ -128,7 +129,7 @@ def test_heatmap_places_settings_and_hatches_what_is_not_exact(frame: pl.DataFra
     (box,) = [path.get_extents().extents.tolist() for path in hatched.get_paths()]
     assert box == [0.5, 0.5, 1.5, 1.5] and hatched.get_hatch()
     assert to_hex(hatched.get_facecolor()[0]) == NO_COLOUR.lower()
-    assert legend(figure)[0] == OFF_TRACE_NOTE["stop"] + ": no fair sample, so no colour (per cent of all)"
+    assert legend(figure)[0] == OFF_TRACE["stop"].figure_note + ": no fair sample, so no colour (per cent of all)"
     assert sorted(text.get_text() for text in axes.texts) == ["2.00", "2.00", "2.50", "3.12\n75 %"]
 
 
@@ -137,7 +138,7 @@ def test_heatmap_has_a_panel_per_cap_and_says_what_an_estimate_is() -> None:
     figure = acceptance_heatmap(pl.DataFrame(rows))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles[:3] == ["M = 1 per block", "M = 2 per block", "no cap (M = inf)"]
-    assert legend(figure)[0] == OFF_TRACE_NOTE["recorded"]
+    assert legend(figure)[0] == OFF_TRACE["recorded"].figure_note
     assert figure.axes[0].images[0].get_array().tolist() == [[1.5, 1.5]]  # estimates keep their colour
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import asdsim
 from asdsim.errors import UsageError
-from asdsim.evaluate.strips import html_of, parted_at, relaxed_frame, request_row, walk_of
+from asdsim.evaluate.strips import html_of, name_of, parted_at, relaxed_frame, request_row, walk_of
 from asdsim.rules.settings import STRICT, Policy, parse_setting, rule_grids
 from asdsim.trace.graph import build_graph
 from tests.support.toytrace import write_toy_trace
@@ -64,6 +65,12 @@ def test_why_a_block_ended_and_by_how_much() -> None:
             kinds = [token.kind for token in strip.tokens]
             assert len([kind for kind in kinds if kind not in ("replacement", "bonus")]) == 7
             assert ("bonus" in kinds) == (strip.ended == "block")
+            relaxed = [token for token in strip.tokens if token.kind == "relaxed"]
+            before = [strip.spent, *(token.spent_after for token in relaxed)][:-1] if relaxed else []
+            assert [token.spent_before for token in relaxed] == before
+            if refused:
+                behind = kinds[kinds.index("rejected") + 1 :]
+                assert set(behind[1:]) <= {"discarded"} and behind[0] == "replacement"
             for token in refused:
                 width = 7 - token.position
                 assert token.score == token.regret / width
@@ -181,3 +188,60 @@ def test_a_notebook_shows_the_table_and_a_strip() -> None:
     assert text.count('title="relaxed"') == sum(t.kind == "relaxed" for s in walk.strips[:6] for t in s.tokens)
     hostile = html_of(walk, lambda token: "<img src=x>\x1b")
     assert "<img" not in hostile and "&lt;img src=x&gt;\\x1b" in hostile
+
+
+def test_two_relaxed_tokens_of_a_block_pay_one_after_the_other() -> None:
+    trace = asdsim.load(TRACES / "smollm2-layerskip")
+    graph = build_graph(trace)
+    blocks = 0
+    for r in range(graph.num_requests):
+        for strip in walk_of(trace, graph, Policy(16.0, 1.0, 2.0), r).strips:
+            relaxed = [token for token in strip.tokens if token.kind == "relaxed"]
+            if len(relaxed) == 2:
+                blocks += 1
+                first, second = relaxed
+                assert first.spent_before == strip.spent and second.spent_before == first.spent_after
+                assert second.spent_after == strip.spent_after == strip.spent + (first.charge + second.charge)
+    assert blocks > 20
+
+
+def test_a_ledger_of_its_own_for_each_block() -> None:
+    trace = asdsim.load(TRACES / "smollm2-layerskip")
+    grid = asdsim.Grid.product(1.0, 2.0, 3.0, ledger="block")
+    graph = build_graph(trace, grid.layout)
+    overs = 0
+    for r in range(graph.num_requests):
+        for strip in walk_of(trace, graph, grid.policy(0), r, "recorded").strips:
+            if strip.ended == "budget":
+                paid = sum(token.charge for token in strip.tokens if token.kind == "relaxed")
+                (token,) = [token for token in strip.tokens if token.kind == "rejected"]
+                assert strip.over == paid + token.charge - 1.0 > 0
+                overs += strip.spent > 1.0
+    assert overs > 10
+
+
+def test_drafts_that_a_shorter_block_does_not_look_at_are_discarded() -> None:
+    trace = asdsim.load(TRACES / "smollm2-layerskip")
+    (grid,) = rule_grids("truncate", {"K": 4})
+    graph = build_graph(trace, grid.layout)
+    strips = [strip for r in range(8) for strip in walk_of(trace, graph, grid.policy(0), r, "recorded").strips]
+    whole = [strip for strip in strips if strip.ended == "block"]
+    assert whole
+    for strip in whole:
+        kinds = [token.kind for token in strip.tokens]
+        assert kinds == ["exact"] * 4 + ["bonus"] + ["discarded"] * 3
+
+
+def test_outputs_that_are_not_known_to_their_end_do_not_part_there() -> None:
+    trace = asdsim.load(TRACES / "smollm2-layerskip-k4")
+    walk = walk_of(trace, build_graph(trace), STRICT, 0)
+    cut = dataclasses.replace(walk, exact=False, strips=walk.strips[:3])
+    assert parted_at(cut, walk) == parted_at(walk, cut) == -1
+    assert parted_at(dataclasses.replace(cut, exact=True), walk) == len(cut.tokens)
+
+
+def test_no_relaxed_token_for_each_block_is_strict() -> None:
+    trace = asdsim.load(TRACES / "smollm2-layerskip-k4")
+    walk = walk_of(trace, build_graph(trace), Policy(8.0, 0.5, 0.0), 0)
+    assert name_of(walk.policy) == "strict"
+    assert {strip.ended for strip in walk.strips} <= {"mismatch", "block", "end"}
