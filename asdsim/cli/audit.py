@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,6 +34,13 @@ from .quality_options import (
     shown,
     with_finished,
 )
+
+if TYPE_CHECKING:
+    from ..stats import Margin
+    from ..studies.audit import Audit
+
+Test = tuple[float | None, float, bool]
+"""The margin in points, alpha, and whether the test is sequential."""
 
 
 @click.command("audit")
@@ -70,7 +77,6 @@ def command(
     from ..rules.frozen import read_policy
     from ..stats import few
     from ..studies.audit import audit
-    from ..studies.frozen import setting_name, setting_record
 
     grid, record = read_policy(policy) if policy is not None else (None, None)
     source = api.load(trace)
@@ -92,52 +98,18 @@ def command(
         note(f"wrote {counted(len(audited.quality), 'setting')} to {output}")
     left_out = _unscored(source, scoring)
     requests = len(source.request_ids())
+    test = (margin, alpha, until_decided)
     if as_json:
-        payload: dict[str, Any] = {
-            "trace": str(trace), "requests": requests, "scored_requests": audited.scored,
-            "scored_outputs": audited.outputs, "not_scored": left_out,
-        }  # fmt: skip
-        if grid.layout.rule == "asd":
-            axes = {"B": grid.budget, "g": grid.gate, "M": grid.cap}
-            names = [{name: str(axis[n]) for name, axis in axes.items()} for n in range(len(grid))]
-        else:
-            names = [setting_record(grid[[n]]) for n in range(len(grid))]
-        payload["rows"] = [{**names[n], **plain_row(audited.quality, n)} for n in range(len(grid))]
-        payload["by_task"] = {
-            task: [{**names[n], **plain_row(quality, n)} for n in range(len(grid))]
-            for task, quality in audited.by_task.items()
-        }
-        payload["readings"] = {
-            name: {"strict": before, "setting": after, "verdicts": count}
-            for name, (before, after, count) in audited.readings.items()
-        }
-        if audited.margins is not None:
-            payload["margin"] = {"points": margin, "alpha": alpha, "sequential": until_decided}
-            for row, verdict in zip(payload["rows"], audited.margins, strict=True):
-                row["within_margin"] = asdict(verdict)
-        print_json("audit", payload)
+        head = {"trace": str(trace), "requests": requests, "not_scored": left_out}
+        print_json("audit", {**head, **_payload(audited, test)})
         return
     shown_row = int(audited.quality.exact.argmax())
-    row = audited.quality.row(shown_row)
     if sweep:
+        row = audited.quality.row(shown_row)
         _print_front(audited)
         click.echo(f"strict matching: {_ends(row['requests'], row['ended_strict'])}")
     else:
-        columns = {f"all, {counted(requests, 'request')}": with_finished(row)}
-        for task, quality in audited.by_task.items():
-            columns[f"{task}, {quality.requests[0]}"] = with_finished(quality.row(0))
-        click.echo(f"{setting_name(grid)} against strict matching: {_ends(row['requests'], row['ended'])} "
-                   f"(strict: {row['ended_strict']} and {row['requests'] - row['ended_strict']})")  # fmt: skip
-        print_columns(columns, FORMATS)
-        for name, (before, after, count) in audited.readings.items():
-            click.echo(f"{name}: {100 * after:.1f} % (strict {100 * before:.1f} %), {counted(count, 'verdict')}")
-        if audited.scored and not until_decided:
-            click.echo(
-                f"McNemar, exact: {row['answers_gained']} answers gained, {row['answers_lost']} lost, "
-                f"p = {row['mcnemar_p']:.3g}; largest ledger of a request {row['regret_spent_max']:.3f} logits"
-            )
-    if audited.margins is not None and margin is not None and not sweep:
-        click.echo(_about_margin(audited.margins[0], margin, alpha, until_decided))
+        _print_setting(audited, requests, test)
     if until_decided:
         click.echo(
             f"{audited.scored} of {requests} requests and {audited.outputs} outputs were scored, in random order"
@@ -151,7 +123,56 @@ def command(
         note(text)
 
 
-def _about_margin(verdict: Any, margin: float, alpha: float, sequential: bool) -> str:
+def _payload(audited: Audit, test: Test) -> dict[str, Any]:
+    """Return what ``--json`` says of the settings."""
+    from ..studies.frozen import setting_record
+
+    grid, payload = audited.quality.grid, {"scored_requests": audited.scored, "scored_outputs": audited.outputs}
+    if grid.layout.rule == "asd":
+        axes = {"B": grid.budget, "g": grid.gate, "M": grid.cap}
+        names = [{name: str(axis[n]) for name, axis in axes.items()} for n in range(len(grid))]
+    else:
+        names = [setting_record(grid[[n]]) for n in range(len(grid))]
+    rows = [{**names[n], **plain_row(audited.quality, n)} for n in range(len(grid))]
+    by_task = {
+        task: [{**names[n], **plain_row(quality, n)} for n in range(len(grid))]
+        for task, quality in audited.by_task.items()
+    }
+    readings = {
+        name: {"strict": before, "setting": after, "verdicts": count}
+        for name, (before, after, count) in audited.readings.items()
+    }
+    for row, verdict in zip(rows, audited.margins or (), strict=False):
+        row["within_margin"] = asdict(verdict)
+    margin = {} if audited.margins is None else dict(zip(("points", "alpha", "sequential"), test, strict=True))
+    return {
+        **payload, "rows": rows, "by_task": by_task, "readings": readings, **({"margin": margin} if margin else {}),
+    }  # fmt: skip
+
+
+def _print_setting(audited: Audit, requests: int, test: Test) -> None:
+    """Print the figures of the one setting, of all requests and by task, and what is said of its answers."""
+    from ..studies.frozen import setting_name
+
+    row, (margin, alpha, until_decided) = audited.quality.row(0), test
+    columns = {f"all, {counted(requests, 'request')}": with_finished(row)}
+    for task, quality in audited.by_task.items():
+        columns[f"{task}, {quality.requests[0]}"] = with_finished(quality.row(0))
+    click.echo(f"{setting_name(audited.quality.grid)} against strict matching: {_ends(row['requests'], row['ended'])} "
+               f"(strict: {row['ended_strict']} and {row['requests'] - row['ended_strict']})")  # fmt: skip
+    print_columns(columns, FORMATS)
+    for name, (before, after, count) in audited.readings.items():
+        click.echo(f"{name}: {100 * after:.1f} % (strict {100 * before:.1f} %), {counted(count, 'verdict')}")
+    if audited.scored and not until_decided:
+        click.echo(
+            f"McNemar, exact: {row['answers_gained']} answers gained, {row['answers_lost']} lost, "
+            f"p = {row['mcnemar_p']:.3g}; largest ledger of a request {row['regret_spent_max']:.3f} logits"
+        )
+    if audited.margins is not None and margin is not None:
+        click.echo(_about_margin(audited.margins[0], margin, alpha, until_decided))
+
+
+def _about_margin(verdict: Margin, margin: float, alpha: float, sequential: bool) -> str:
     test = "betting test, one-sided" if sequential else "Tango's score test, one-sided"
     text = (
         f"accuracy falls by less than {margin:g} points: {verdict.verdict} at alpha {alpha:g} ({test}: "
@@ -181,7 +202,7 @@ def _unscored(trace: Any, scoring: Scoring) -> dict[str, str]:
     return reasons
 
 
-def _print_front(audited: Any) -> None:
+def _print_front(audited: Audit) -> None:
     speeds = ("answer_speed_up", "speed_up_plain", "seconds_per_answer")
     names = [name for name in speeds if name in audited.quality.figures] or ["mean_acceptance_length"]
     names += [

@@ -140,24 +140,28 @@ def audit(
             fix=f"run {how_to_cover(trace.path, grid)}",
         )  # fmt: skip
     tasks = list(dict.fromkeys(record.task for record in records))
-    by_task = {}
-    if len(tasks) > 1:
-        for task in tasks:
-            rows = [n for n, record in enumerate(records) if record.task == task]
-            by_task[task] = evaluator.evaluate(grid, requests=rows)
+    rows = {task: [n for n, record in enumerate(records) if record.task == task] for task in tasks}
+    by_task = {task: evaluator.evaluate(grid, requests=rows[task]) for task in tasks if len(tasks) > 1}
     if until_decided and margin is not None:
         return _decide(quality, by_task, scorer, outputs_beside_strict(evaluator, grid), margin, alpha, seed)
     verdicts = [request for (request, _), verdict in evaluator.scores.items() if verdict is not None]
     audited = Audit(quality, by_task, len(verdicts), len(set(verdicts)))
-    if margin is not None and quality.changed is not None and quality.scored is not None:
-        counts = zip(quality.changed.tolist(), quality.scored[:, 0].tolist(), quality.exact, strict=True)
-        audited.margins = [
-            within_margin(gained, lost, total, margin, alpha) if exact else Margin("not shown", 1.0, 1.0, 0)
-            for (gained, lost), total, exact in counts
-        ]
+    if margin is not None:
+        audited.margins = _margins(quality, margin, alpha)
     if len(grid) == 1 and quality.exact[0]:
         audited.readings = _readings(scorer, outputs_beside_strict(evaluator, grid))
     return audited
+
+
+def _margins(quality: Quality, margin: float, alpha: float) -> list[Margin] | None:
+    """Return a verdict per setting, "not shown" where it is not exact; None without scores."""
+    if quality.changed is None or quality.scored is None:
+        return None
+    counts = zip(quality.changed.tolist(), quality.scored[:, 0].tolist(), quality.exact, strict=True)
+    return [
+        within_margin(gained, lost, total, margin, alpha) if exact else Margin("not shown", 1.0, 1.0, 0)
+        for (gained, lost), total, exact in counts
+    ]
 
 
 def outputs_beside_strict(evaluator: Evaluator, grid: Grid) -> list[tuple[bytes, bytes]]:

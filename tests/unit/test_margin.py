@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from asdsim.errors import UsageError
 from asdsim.stats import FRACTIONS, MarginBets, within_margin
@@ -17,6 +18,19 @@ def test_against_values_computed_by_hand() -> None:
     # Where the change observed is the margin, nothing speaks for either side.
     level = within_margin(5, 10, 100, 0.05)
     assert level.shown_p == pytest.approx(0.5) and level.verdict == "not shown"
+
+
+@pytest.mark.parametrize(("gained", "lost", "total", "margin"), [(3, 9, 80, 0.05), (20, 35, 300, 0.1), (1, 2, 60, 0.3)])
+def test_against_the_likelihood_maximised_numerically(gained: int, lost: int, total: int, margin: float) -> None:
+    """The variance stands on the likeliest chances among those with a change of exactly -margin (Tango 1998)."""
+    losses = np.linspace(margin, (1 + margin) / 2, 1_000_003)[1:-1]
+    likelihood = (
+        gained * np.log(losses - margin) + lost * np.log(losses)
+        + (total - gained - lost) * np.log(1 - 2 * losses + margin)
+    )  # fmt: skip
+    loss = losses[likelihood.argmax()]
+    z = (gained - lost + total * margin) / np.sqrt(total * (2 * loss - margin - margin**2))
+    assert within_margin(gained, lost, total, margin).shown_p == pytest.approx(norm.sf(z), rel=1e-4)
 
 
 def test_the_three_verdicts_and_the_size_needed() -> None:
