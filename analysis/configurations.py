@@ -1,4 +1,6 @@
-"""What ASD gains with each drafter, K and task, on the committed covered traces; of the model only the tokenizer.
+"""What ASD gains with each drafter, K and task, on the committed covered traces.
+
+It needs the target's tokenizer, not its weights.
 
     python analysis/configurations.py --allow-code-execution [-o docs/configurations.md]
 
@@ -174,43 +176,44 @@ def _published() -> str:
 
 HEAD = """# Where ASD helps
 
-Made by `python analysis/configurations.py --allow-code-execution`. SmolLM2-135M-Instruct as the target, greedy, 96 new
-tokens at most;
-{setting} against strict matching, each on traces that are covered for both, so every figure is exact for these prompts.
-Intervals are 95 %, paired over requests.
+Made by `python analysis/configurations.py --allow-code-execution`. The target is SmolLM2-135M-Instruct, decoded
+greedily up to 96 new tokens. The table compares {setting} with strict matching on traces covered for both, so
+acceptance, outputs and answers are exact for these prompts; speeds are predicted. Intervals are 95 %, paired over
+requests.
 
 {gains}
 
-Speed over the target alone is tokens per step, divided by the time of a step in single tokens of the target; the times
-were measured in one run on 2 CPU cores (`analysis/draft_cost.py`, `analysis/results/draft-cost.json`). On a CPU a
-verification of K + 1 tokens costs more than one token does, unlike on a GPU. Medusa's draft of K=3 took longer than
-that of K=5, since there a product with three rows ran at half the speed of one with five. Selection costs .53 % of a
-step in the published run on H20.
+Speed over the target alone is tokens per step, divided by the time of a step in units of one target token. The times
+were measured in one run on 2 CPU cores (`analysis/draft_cost.py`, `analysis/results/draft-cost.json`). On a CPU,
+unlike a GPU, verifying K + 1 tokens costs more than decoding one. Medusa's draft took longer at K=3 than at K=5,
+because a matrix product with three rows ran at half the speed of one with five. Selection costs .53 % of a step in the
+published run on H20.
 
 ## Why
 
 {why}
 
-ASD gains where a drafter's mistakes are small and where it goes on agreeing with the target afterwards.
+ASD gains where a drafter's mistakes are small and the drafter agrees with the target again afterwards.
 
-- **Layer-skip** is such a drafter, since it is the target: about two thirds of its first mismatches are within one
-  logit, and three quarters of its near-ties are followed by a match. Its gain at K=7 is the largest here, and nobody
-  would deploy it.
-- **Trained heads** are wrong by more when they are wrong: EAGLE3 by 3.5 logits at the median, DSpark by 5, Medusa by
-  9; 8 to 22 % of first mismatches are within one. EAGLE3 and DSpark, which condition on the token before, are right
-  after one near-tie in three; Medusa's heads do not see the tokens of their own block, and are right after one in
-  five. What they gain is a small number of tokens on a small number: .1 to .7 more accepted per step.
-- **Look-up** copies. A relaxed text begins to repeat itself, and look-up then finds more to copy: that gain is no
-  gain.
+- **Layer-skip** is such a drafter, because it is nearly the target itself: about two thirds of its first mismatches
+  are within one logit, and three quarters of its near-ties are followed by a match. Its gain at K=7 is the largest
+  here, but nobody would deploy it.
+- **Trained heads** make larger mistakes: 3.5 logits at the median for EAGLE3, 5 for DSpark and 9 for Medusa; 8 to 22 %
+  of first mismatches are within one logit. EAGLE3 and DSpark condition on the previous token and match again after one
+  near-tie in three. Medusa's heads do not see the tokens of their own block and match again after one in five. Both
+  the gain and what it adds to are small: .1 to .7 more accepted tokens per step.
+- **Look-up** copies earlier text. A relaxed output begins to repeat itself, and look-up then finds more to copy: this
+  gain is not a real one.
 - Published gains, with strong heads of large models, are smaller than those of EAGLE3 and DSpark here; Medusa's lie in
-  the published range. A longer strict acceptance leaves less to win, which may be why; it was not tested here.
-- A smaller K gains less: the gate weighs a regret against the suffix that a rejection would throw away, and short
-  blocks have short suffixes.
-- Nearly every output differs from strict decoding. Whether answers stay right cannot be told here: in 96 tokens this
-  target gets none of them right under strict matching, and none or one under ASD. MT-Bench has no right answers.
+  the published range. Stronger heads leave less to gain, which may be the reason; this was not tested here.
+- A smaller K gains less: the gate weighs regret against the suffix that a rejection would discard, and short blocks
+  have short suffixes.
+- Nearly every output differs from strict decoding. These traces cannot show whether answers stay right: within 96
+  tokens this target gets none of them right under strict matching, and none or one under ASD. MT-Bench has no right
+  answers.
 
-With 4 or 8 requests a task the intervals are wide. Medusa gains less than EAGLE3 and DSpark; no order between those
-two can be read from them.
+With 4 or 8 requests per task, the intervals are wide. Medusa gains less than EAGLE3 and DSpark; the order of those two
+is not settled.
 
 ## Published
 

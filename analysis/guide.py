@@ -30,7 +30,7 @@ def run(line: str, policy: Path) -> str:
 
 
 def refreshed(block: str, policy: Path, models: bool) -> str:
-    """Return a block with its commands' outputs made anew."""
+    """Return a block with its commands' outputs regenerated."""
     parts = re.split(r"^(?=\$ )", block, flags=re.MULTILINE)
     made = []
     for part in filter(None, parts):
@@ -42,7 +42,7 @@ def refreshed(block: str, policy: Path, models: bool) -> str:
 
 
 def page(text: str, models: bool) -> str:
-    """Return the page with outputs made anew."""
+    """Return the page with outputs regenerated."""
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.json"
         return BLOCK.sub(lambda found: f"```console\n{refreshed(found[1], policy, models)}```", text)

@@ -116,28 +116,29 @@ def disagreements() -> list[tuple[str, str]]:
     return [
         ("Tokens of the full run",
          f"completion - accepted - proposals is {over['native']} (native) and {over['ASD']} (ASD). Each proposal commits "
-         f"its accepted tokens and one more, so a first token from the prompt would make it {REQUESTS}, none 0, and every "
-         "request that ends inside a block lowers it: the counters run past the end of sequence."),
+         f"its accepted tokens and one more, so it would be {REQUESTS} if each request had a first token from "
+         "the prompt, and 0 if not; every request that ends inside a block lowers it. The counters therefore run past the "
+         "end of sequence."),
         ("Acceptance length with and without the bonus",
          f"accepted per proposal + 1 is {NATIVE.accepted / NATIVE.proposals + 1:.4f} and "
          f"{ASD.accepted / ASD.proposals + 1:.4f}, tokens per proposal {NATIVE.tokens / NATIVE.proposals:.4f} and "
          f"{ASD.tokens / ASD.proposals:.4f}: off by {over['native'] / NATIVE.proposals:.4f}, the same surplus."),
         ("Accuracy within .30 points",
          f"the table of this model says within .30 points, the full run has {NATIVE.matches} and {ASD.matches} of "
-         f"{REQUESTS}: {100 * (ASD.matches - NATIVE.matches) / REQUESTS:+.1f} points. Another setting; not one to quote "
-         "for the other. (Without the pairs no test is possible; at least 4 answers changed.)"),
+         f"{REQUESTS}: {100 * (ASD.matches - NATIVE.matches) / REQUESTS:+.1f} points. The settings differ, so neither "
+         "figure can stand for the other. (Without paired answers no test is possible; at least 4 answers changed.)"),
         ("Accepted per proposal, +10.08 to +11.48 %",
          f"the same table; the full run has {found['accepted']:+.2f} %."),
         ("Accepted length 3.85 -> 4.20 against throughput +7.78 %",
          f"the length grows by {change(3.85, 4.20):+.2f} %: throughput keeps {100 * 7.78 / change(3.85, 4.20):.0f} % of it, "
-         f"which a step that costs {change(1.0778, 4.20 / 3.85):+.2f} % more would explain."),
+         f"which a step that takes {change(1.0778, 4.20 / 3.85):.2f} % longer would explain."),
         ("Strict speed-up 1.82-6.88x -> 1.94-7.32x",
          f"the ends grow by {change(1.82, 1.94):+.1f} % and {change(6.88, 7.32):+.1f} %; the range of gains over the same ten "
-         "configurations is +3.05 to +15.26 %, so the ends of one range do not belong to the ends of the other."),
+         "configurations is +3.05 to +15.26 %, so the two ranges do not have their ends at the same configurations."),
         ("Strict acceptance on two trajectories",
-         f"of the tokens accepted by ASD {STRICT_ACCEPTABLE} were strict-acceptable: {STRICT_ACCEPTABLE / ASD.proposals:.4f} per "
-         f"proposal against {NATIVE.accepted / NATIVE.proposals:.4f} on the native one. A strict path alone is biased for any "
-         "other setting, which is why asdsim covers."),
+         f"of the tokens accepted by ASD {STRICT_ACCEPTABLE} would pass strict matching too: {STRICT_ACCEPTABLE / ASD.proposals:.4f} per "
+         f"proposal, against {NATIVE.accepted / NATIVE.proposals:.4f} in the native run. A strict path alone is biased for any "
+         "other setting, which is why `asdsim cover` exists."),
     ]  # fmt: skip
 
 
@@ -178,16 +179,16 @@ def document() -> str:
         f"| predicted from acceptance alone, steps cost the same | {alone:+.2f} % |",
         f"| predicted with the step time of both runs | {full:+.2f} % |", "",
         f"{100 * found['rate'] / found['accepted']:.0f} % of the gain in accepted tokens becomes throughput. The bonus token, "
-        f"which every step has anyway, takes the larger part: {found['accepted']:.2f} % more accepted tokens are "
-        f"{found['length']:.2f} % more tokens. The rest is the step itself, {found['step']:.2f} % dearer: {extra_ms:.2f} ms of "
+        f"which every step has anyway, accounts for most of the difference: {found['accepted']:.2f} % more accepted tokens are "
+        f"{found['length']:.2f} % more tokens. The rest is the step itself, which takes {found['step']:.2f} % longer: {extra_ms:.2f} ms of "
         f"{1e3 * step_seconds(NATIVE):.1f} ms, or {extra_ms / (ASD.tokens / ASD.proposals):.3f} ms per token. (Elsewhere the "
         "paper gives +.045 and +.083 ms per token for selection.)",
         "",
         f"Each of the {RELAXED} relaxed tokens charged {CHARGED / RELAXED:.3f} logits and brought "
-        f"{(ASD.accepted - STRICT_ACCEPTABLE) / RELAXED:.2f} accepted tokens with it; {CHARGED / REQUESTS:.3f} logits per "
-        f"request of a budget of 2.0625.",
+        f"{(ASD.accepted - STRICT_ACCEPTABLE) / RELAXED:.2f} accepted tokens with it. A request spent "
+        f"{CHARGED / REQUESTS:.3f} logits of its budget of 2.0625.",
         "",
-        "If a verification costs v ms and nothing else does, 3.85 -> 4.20 tokens per step saves v (1/3.85 - 1/4.20) per token:",
+        "If a verification costs v ms and nothing else costs time, 3.85 -> 4.20 tokens per step saves v (1/3.85 - 1/4.20) per token:",
         f"the published -1.479 and -1.509 ms per token mean v = {1.479 / (1 / 3.85 - 1 / 4.20):.1f} and "
         f"{1.509 / (1 / 3.85 - 1 / 4.20):.1f} ms, if they belong to that configuration.",
         "", "## The frozen quantile", "", "| values | linear 25th percentile |", "|---|---|",

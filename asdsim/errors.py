@@ -27,11 +27,11 @@ class AsdsimError(Exception):
 
 
 class UsageError(AsdsimError):
-    """A flag, name or setting that cannot be meant."""
+    """An invalid flag, name or setting."""
 
 
 class TraceError(AsdsimError):
-    """A trace directory that cannot be trusted: missing, damaged, inconsistent or of another schema."""
+    """A trace directory that cannot be used: missing, damaged, inconsistent or of another schema."""
 
 
 class CaptureError(AsdsimError):
@@ -39,7 +39,7 @@ class CaptureError(AsdsimError):
 
 
 class Problems:
-    """Collects what several checks refuse, so that it can be said at once."""
+    """Collects the errors of several checks and reports them together."""
 
     def __init__(self) -> None:
         self.errors: list[AsdsimError] = []

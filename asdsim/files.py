@@ -22,7 +22,7 @@ from .errors import AsdsimError, UsageError
 
 CHUNK = 1 << 20
 MAX_VALUE = 1 << 28
-"""Characters of one JSON value or text file: more is no row, configuration or table."""
+"""Characters of one JSON value or text file: anything longer is not a row, configuration or table."""
 MAX_FILE = 1 << 34
 """Characters of a file of rows, unpacked: what a small compressed file may grow to."""
 
@@ -270,7 +270,7 @@ def read_rows(path: Path, *, error: type[AsdsimError] = UsageError) -> Iterator[
     Raises
     ------
     AsdsimError
-        Of the type ``error``, with file and line or item: on what is no JSON, or no object.
+        Of the type ``error``, with file and line or item: on anything that is not a JSON object.
     """
     for where, value in _Values(path, error).rows():
         if not isinstance(value, dict):
@@ -301,7 +301,7 @@ _NEEDED: Any = object()
 
 
 class Fields:
-    """Values of a JSON object by key and type; an error names file and key. A boolean is no number.
+    """Values of a JSON object by key and type; an error names file and key. A boolean is not a number.
 
     A key that is absent or null gives ``default``, and is refused without one.
     """
@@ -322,7 +322,7 @@ class Fields:
         value = self.values.get(key)
         if value is None:
             if default is _NEEDED:
-                raise self.error(f"no {shown(key)}", where=self.where)
+                raise self.error(f"{shown(key)} is missing", where=self.where)
             return default
         return value
 

@@ -235,8 +235,8 @@ class Result:
     def _decode(self) -> Callable[[list[int]], str]:
         if self.trace.vocabulary is None:
             raise UsageError(
-                "the trace holds no text of its tokens: an older release wrote it", where=str(self.trace.path),
-                fix="hand in a tokenizer's decode",
+                "the trace lacks the text of its tokens: an older release wrote it", where=str(self.trace.path),
+                fix="pass a tokenizer's decode",
             )  # fmt: skip
         return self.trace.vocabulary.text
 
@@ -261,7 +261,7 @@ class Result:
 
     def _need_edges(self) -> None:
         if self.device == "reference":
-            raise UsageError("the reference walk names no outputs", fix="replay on --device cpu or cuda")
+            raise UsageError("the reference walk returns no outputs", fix="replay on --device cpu or cuda")
 
     def _check(self, setting: int, request: int) -> None:
         for noun, number, size in (("setting", setting, len(self)), ("request", request, self.graph.num_requests)):
@@ -441,7 +441,7 @@ def replay(
         grids = rule_grids(rule, params)
     if len(grids) > 1:
         raise UsageError(
-            f"rule {rule}: these parameters lay the trace out in {len(grids)} ways",
+            f"rule {rule}: these parameters need {len(grids)} layouts of the trace",
             fix="replay each by replay_grid(trace, grid) for grid in rule_grids(rule, parameters)",
         )
     return replay_grid(trace, grids[0], off_trace=off_trace or "stop", **how)
@@ -561,8 +561,8 @@ def replay_grid_breakpoints(
     if not off_trace_mode(off_trace).has_walks:
         raise UsageError(
             f"no breakpoints in B under off-trace mode {off_trace}: its figures are averages over many random "
-            "continuations, and no one B decides them",
-            fix=f"take {', '.join(WALKED)}, or name the budgets to replay in place of exact",
+            "continuations, and no single B decides them",
+            fix=f"take {', '.join(WALKED)}, or name budgets instead of exact",
         )
     chosen = choose_device(device)
     if chosen == "reference":

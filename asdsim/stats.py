@@ -28,7 +28,7 @@ FEW = 30
 MANY = 1000
 """Over so many requests a ratio is resampled draw by draw: a matrix of weights would take gigabytes, and seconds."""
 FEWEST = 3
-"""Under so many requests there is no interval: the resamples of two are two values and their mean."""
+"""Below this many requests there is no interval: the resamples of two are two values and their mean."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def resample_weights(requests: int, resamples: int = RESAMPLES, seed: int = 0) -
         If nothing would be drawn.
     """
     if resamples < 2:
-        raise UsageError(f"{resamples} resamples give no interval", fix="give at least 2, better 2000")
+        raise UsageError(f"{resamples} resamples are too few for an interval", fix="give at least 2, preferably 2000")
     if requests < 1:
         raise UsageError("there is no request to resample")
     rng = np.random.default_rng(seed)
@@ -207,7 +207,7 @@ def _pick(ordered: Floats, count: npt.NDArray[np.int64], at: Floats) -> Floats:
 
 
 def share_interval(hits: Any, total: Any, level: float = LEVEL) -> Intervals:
-    """Return shares with Wilson's interval, which is no point at 0 and at 1 (a bootstrap's would be).
+    """Return shares with Wilson's interval, which does not shrink to a point at 0 and 1 (a bootstrap's would).
 
     Parameters
     ----------
@@ -263,12 +263,12 @@ def mcnemar(only_new: int, only_old: int) -> float:
 
 
 def few(*requests: int) -> str:
-    """Say that intervals stand on few requests, or that there is none; empty where they stand on enough.
+    """Say that intervals rest on few requests, or that there is none; empty where they rest on enough.
 
     Parameters
     ----------
     *requests : int
-        Requests that each figure stands on. One on fewer than :data:`FEWEST` has no interval.
+        Requests that each figure rests on. One with fewer than :data:`FEWEST` has no interval.
     """
     least = min((number for number in requests if number >= FEWEST), default=0)
     if not least:
@@ -277,7 +277,7 @@ def few(*requests: int) -> str:
         return f"{who} no interval"
     if least >= FEW:
         return ""
-    return f"{least} requests are few: the 95 % intervals are wide for that reason, and their level is approximate"
+    return f"{least} requests are few, so the 95 % intervals are wide and their level is approximate"
 
 
 def ratio(numerator: npt.NDArray[Any], denominator: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

@@ -101,7 +101,7 @@ def run(*, quick: bool, requests: int = 1000, trace: Path | None = None, note: N
         nanoseconds |= time_graph(covered)
         ratios["graph_over_recorded"] = nanoseconds["graph"] / nanoseconds["recorded_path"]  # type: ignore[operator]
     else:
-        note("no covered trace at hand: the graph is left out")
+        note("no covered trace here: the graph is left out")
     grids = {"10000": {"settings": len(grid), "seconds": seconds}}
     apart: dict[str, Any] = {}
     if not quick:
@@ -146,7 +146,7 @@ def _check(name: str, graph: Graph, settings: Grid, requests: int, theirs: tuple
     walks = walk_grid(few, settings, off_trace="recorded", device="cpu", threads=1)
     accepted, spent = theirs
     if not (np.array_equal(walks.counts[:, :, ACCEPTED].T, accepted) and np.array_equal(walks.spent.T, spent)):
-        raise RuntimeError(f"{name} does not walk as the kernels do")
+        raise RuntimeError(f"{name} does not agree with the kernels")
 
 
 def time_python(graph: Graph, grid: Grid, quick: bool) -> float:

@@ -1,7 +1,7 @@
-"""Complete a trace: run the model at just those prefixes that a walk asked for and did not find.
+"""Complete a trace: run the model at just the prefixes that a walk needed and did not find.
 
-``cover`` knows no rule and no kernel: it is handed a function that says which edges are wanted. One wave computes all
-steps that are missing at once; they have nothing to do with each other, so they run as batches. A request's depth then
+``cover`` knows no rule and no kernel: the caller passes a function that says which edges are wanted. One wave computes
+all steps that are missing at that time; they are independent, so they run as batches. A request's depth then
 costs as many waves as its longest walk has steps, however many settings there are.
 """
 
@@ -190,8 +190,7 @@ def cover(
     begin = monotonic()
     records = [record for record, _ in requests]
     held = [list(steps) for _, steps in requests]
-    exact = [0] * len(records)
-    live = [0] * len(records)
+    exact, live = [0] * len(records), [0] * len(records)
     progress = Progress(pairs=len(records) * settings)
     earlier = max((step.wave for steps in held for step in steps), default=0)
     limited = max_steps is not None or max_minutes is not None
@@ -224,10 +223,9 @@ def cover(
                     break
                 if limited:
                     missing.sort(key=lambda one: (-one.weight, one.request, one.tokens))
-                    if max_steps is not None:
-                        missing = missing[: max_steps - progress.steps_added]
-                        if not missing:
-                            break
+                    missing = missing[: None if max_steps is None else max_steps - progress.steps_added]
+                    if not missing:
+                        break
                 else:  # neighbours of one length need little padding
                     missing.sort(key=lambda one: (len(records[one.request].prompt_ids) + len(one.tokens), one.request))
                 progress.waves += 1
@@ -259,7 +257,7 @@ def cover(
 
 
 def _save(fresh: dict[str, list[StepRecord]], save: Callable[[str, list[StepRecord]], None]) -> None:
-    with uninterrupted():  # a writer that was cut short between two tables could not go on
+    with uninterrupted():  # a writer that was cut short between two tables could not continue
         for name in list(fresh):
             save(name, fresh[name])
             del fresh[name]
@@ -338,7 +336,7 @@ class BatchRunner:
 
 
 class FaithfulRunner:
-    """Compute steps one by one, in the very shapes that live decoding uses, so that they equal it to the bit.
+    """Compute steps one by one, in the shapes that live decoding uses, so that they equal it to the bit.
 
     The KV caches are carried along each path and copied where paths branch. A state that is no longer held is built
     again from the prompt, step by step.
@@ -403,7 +401,7 @@ class FaithfulRunner:
         else:
             verifying = self._target.session(request.prompt_ids)
             drafting = self._drafter.session_beside(request.prompt_ids, verifying)
-        for step in reversed(chain):  # each stands on a beginning of the job's own prefix
+        for step in reversed(chain):  # the prefix of each begins the job's own
             prefix = [*request.prompt_ids, *job.missing.tokens[: step.start_pos]]
             drafting.propose(prefix, self._width)
             verifying.score(prefix, step.draft_ids.tolist())

@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment that suits."""
+"""Ctrl-C, held back until it is safe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done: a writer that was cut short in the middle cannot go on."""
+    """Hold Ctrl-C back until the block is done: a writer that was cut short in the middle cannot continue."""
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in a background job
     if ignored or threading.current_thread() is not threading.main_thread():
         yield

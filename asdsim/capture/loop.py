@@ -1,7 +1,7 @@
 """Speculative decoding, one block at a time, greedy, under any setting of the rule.
 
 A :class:`Course` holds the state of one request and knows how to take a verified block; :func:`decode` drives one
-course with live sessions. Whoever wants batches drives many courses with ``score_many`` and ``propose_many``.
+course with live sessions. Callers that want batches drive many courses with ``score_many`` and ``propose_many``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .record import Recorder, Scan, check_ids, scan
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one block.
+    """The result of one block.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclass
 class Course:
-    """One request on its way.
+    """One request being decoded.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ def check_request(target: Target, drafter: Drafter, request: RequestRecord, num_
     Raises
     ------
     CaptureError
-        If the prompt is empty or names unknown tokens, K is not what the drafter can do, vocabularies differ, or
+        If the prompt is empty or names unknown tokens, K is not one that the drafter can draft, vocabularies differ, or
         prompt, answer and draft block do not fit into the positions of a model.
     """
     where = f"request {request.request_id}"
@@ -188,7 +188,7 @@ def positions_needed(request: RequestRecord, num_draft_tokens: int) -> int:
 
 
 def note_on_positions(drafter: Drafter, requests: Sequence[RequestRecord], num_draft_tokens: int) -> list[str]:
-    """Return what is to be said of requests that may run past the positions that the drafter was made for."""
+    """Return a note on requests that may run past the positions that the drafter was made for."""
     limit = drafter.trained_positions
     longer = sum(limit is not None and positions_needed(request, num_draft_tokens) > limit for request in requests)
     if not longer:
@@ -210,7 +210,7 @@ def check_pair(target: Target, drafter: Drafter, num_draft_tokens: int) -> None:
 def check_width(name: str, limit: int | None, num_draft_tokens: int) -> None:
     """Refuse a K that is more than a drafter can draft at once."""
     if limit is not None and num_draft_tokens > limit:
-        raise CaptureError(f"K={num_draft_tokens} is more than drafter {name} can do", fix=f"give K <= {limit}")
+        raise CaptureError(f"K={num_draft_tokens} is more than drafter {name} can draft", fix=f"give K <= {limit}")
 
 
 def check_vocabulary(target: Target, drafter: Drafter) -> None:

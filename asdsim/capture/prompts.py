@@ -23,7 +23,7 @@ RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt",
 
 
 def parse_template_args(texts: Iterable[str]) -> dict[str, Any]:
-    """Read ``NAME=VALUE`` of each text: a value is JSON where it can be read so (false, 3, "3"), and text elsewhere.
+    """Read ``NAME=VALUE`` of each text: a value is JSON if it parses (false, 3, "3"), else text.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def parse_template_args(texts: Iterable[str]) -> dict[str, Any]:
             raise UsageError(
                 f"--chat-template-arg {shown(text)!r} is not NAME=VALUE"
                 if not equals or not name.isidentifier()
-                else f"--chat-template-arg {name} " + ("is given twice" if name in values else "is not for you to set"),
+                else f"--chat-template-arg {name} " + ("is given twice" if name in values else "is set by asdsim"),
                 fix="write for example --chat-template-arg enable_thinking=false",
             )
         try:
@@ -63,7 +63,7 @@ def parse_date(text: str | None) -> date | None:
             raise ValueError
         return date.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"--template-date {shown(text)!r} is no date", fix="write YYYY-MM-DD") from None
+        raise UsageError(f"--template-date {shown(text)!r} is not a date", fix="write YYYY-MM-DD") from None
 
 
 @dataclass
@@ -92,9 +92,9 @@ class Encoder:
     def __post_init__(self) -> None:
         source = self.source
         if self.arguments and source is None:
-            raise UsageError("--chat-template-arg, but no chat template is applied", fix="leave it out")
+            raise UsageError("--chat-template-arg is given, but no chat template is applied", fix="leave it out")
         if self.day is not None and not self.has_clock:
-            raise UsageError("--template-date, but the chat template has no date", fix="leave it out")
+            raise UsageError("--template-date is given, but the chat template has no date", fix="leave it out")
         for name in self.arguments:
             if source is not None and name not in self._variables(source):
                 known = sorted(self._variables(source) - RESERVED)
@@ -115,7 +115,7 @@ class Encoder:
         if held is not None and not isinstance(held, str):
             names = ", ".join(map(str, held)) if isinstance(held, dict) else f"a {type(held).__name__}"
             raise CaptureError(
-                f"the chat template is no text: {shown(names)[:200]}",
+                f"the chat template is not text: {shown(names)[:200]}",
                 fix="keep one template in the tokenizer's directory, or add --no-chat-template",
             )
         return held or None
@@ -127,7 +127,7 @@ class Encoder:
 
     @cached_property
     def _dated(self) -> str | None:
-        """The template with each reading of the clock replaced by what it gives: it cannot be handed another clock."""
+        """The template with each reading of the clock replaced by what it gives: it cannot be given another clock."""
         if not self.has_clock:
             return self.source
         now = datetime.combine(self.day or date.today(), datetime.min.time())
@@ -181,7 +181,7 @@ class Encoder:
             first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise CaptureError(
                 f"the chat template fails: {shown(first)[:300]}", where=where,
-                fix="mend chat_template in the tokenizer's directory, or add --no-chat-template",
+                fix="fix chat_template in the tokenizer's directory, or add --no-chat-template",
             ) from error  # fmt: skip
 
     def ids(self, prompt: Prompt) -> list[int]:
@@ -192,7 +192,7 @@ class Encoder:
         """
         rendered = self._marks is not None and len(prompt.asked) == 1 and self._marks.match(prompt.text.lstrip())
         if rendered and self.source is not None:
-            self.noticed["begin with a special token or hold a chat template, and are taken as they are"] += 1
+            self.noticed["begin with a special token or hold a chat template, and are used unchanged"] += 1
         if self.source is not None and not rendered:
             whole = self.render(prompt.asked, f"request {shown(prompt.id)}")
             return self._one_bos(self.tokenizer(whole, add_special_tokens=False)["input_ids"])
@@ -201,7 +201,7 @@ class Encoder:
     def _one_bos(self, ids: Iterable[int]) -> list[int]:
         ids, bos = list(ids), getattr(self.tokenizer, "bos_token_id", None)
         if bos is not None and ids[:2] == [bos, bos]:
-            self.noticed["begin with BOS, and get no other"] += 1
+            self.noticed["begin with BOS, and get no second one"] += 1
             while ids[:2] == [bos, bos]:
                 del ids[0]
         return ids

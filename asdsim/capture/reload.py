@@ -73,8 +73,8 @@ def check_same(target: Target, drafter: Drafter, manifest: Manifest) -> None:
             if recorded.get(key) != at_hand.get(key):
                 here = "" if recorded.get("name") == at_hand.get("name") else f" ({at_hand.get('name')})"
                 raise CaptureError(
-                    f"the trace was captured with {kind} {recorded.get('name')}, {key} {recorded.get(key)!r}; "
-                    f"at hand{here} is {at_hand.get(key)!r}",
+                    f"the trace was captured with {kind} {recorded.get('name')}, {key} {recorded.get(key)!r}, but "
+                    f"here{here} it is {at_hand.get(key)!r}",
                     fix="use the model, its config.json, revision, dtype and device of the capture",
                 )
 
@@ -85,7 +85,7 @@ def check_exact(drafter: Drafter, manifest: Manifest) -> None:
     Raises
     ------
     CaptureError
-        If the drafter remembers more than the prefix, or logits were recorded behind a processor.
+        If the drafter remembers more than the prefix, or logits were recorded after a processor.
     """
     if not drafter.memoryless:
         raise CaptureError(
@@ -95,7 +95,7 @@ def check_exact(drafter: Drafter, manifest: Manifest) -> None:
     processors = manifest.target.get("logits_processors") or manifest.settings.get("logits_processors")
     if processors:
         raise CaptureError(
-            f"the trace's logits were recorded behind a processor ({processors}), so no replay of it is exact",
+            f"the trace's logits were recorded after a processor ({processors}), so no replay of it is exact",
             fix="capture without processors, or replay with --off-trace aligned for an estimate",
         )
 

@@ -153,9 +153,9 @@ class Plan:
             check_name(argument)
         check_overrides(name, self.overrides)
         if self.draft_rope_theta is not None and not 0 < self.draft_rope_theta < math.inf:
-            raise UsageError(f"--draft-rope-theta {self.draft_rope_theta:g} is no base", fix="give a number above 0")
+            raise UsageError(f"--draft-rope-theta {self.draft_rope_theta:g} is not a base", fix="give a number above 0")
         if self.divergences and name == "lookup":
-            raise UsageError("drafter lookup has no distribution, so no divergences", fix="leave --divergences out")
+            raise UsageError("drafter lookup gives no distribution, so no divergences", fix="leave --divergences out")
 
     def _check_turns(self) -> None:
         if self.turns == "all" and self.shard is not None:
@@ -168,7 +168,7 @@ class Plan:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What was said of a head beside its checkpoint; None where nothing was."""
+        """What options say of a head besides its checkpoint; None where they say nothing."""
         layers = None if self.draft_layer_ids is None else parse_layer_ids(self.draft_layer_ids)
         return {"layer_ids": layers, "rope_theta": self.draft_rope_theta, "anchor": self.draft_anchor}
 
@@ -449,7 +449,7 @@ def capture_with(
     progress: Callable[[int, int, int], None] | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
-    """Do what :func:`capture` does with models and prompts at hand."""
+    """Do what :func:`capture` does with loaded models and prompts."""
     import torch
 
     from ..trace.writer import TraceWriter
@@ -526,8 +526,8 @@ def notes_on(prompts: Sequence[Prompt], encoder: Encoder | None, turns: str = "f
     longer = sum(bool(prompt.later) for prompt in prompts)
     if longer:
         number = sum(len(prompt.later) for prompt in prompts)
-        fate = "are not asked" if turns == "first" else "are asked, each after the strict answers to those before"
-        counts[f"go on after the first turn: {number} later turns {fate}"] = longer
+        fate = "are left out" if turns == "first" else "are asked, each after the strict answers to those before"
+        counts[f"have more than one turn: {number} later turns {fate}"] = longer
     return [f"{number} prompt{'' if number == 1 else 's'} {text}" for text, number in counts.items()]
 
 

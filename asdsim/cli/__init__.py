@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "capture": "Record real draft/target steps to a trace.",
-    "join": "Put together what capture --shard i/n wrote.",
+    "join": "Join the shards that capture --shard i/n wrote.",
     "cover": "Complete a trace for a grid, so that its replay is exact.",
-    "verify": "Hold walks against live decoding, token for token.",
+    "verify": "Compare walks with live decoding, token for token.",
     "replay": "Walk a trace under a grid of settings.",
-    "fidelity": "Measure how far estimates are off, on covered edges.",
+    "fidelity": "Measure how far off estimates are, on a covered trace.",
     "calibrate": "Choose B, g and M on one trace, freeze them, judge them on another.",
     "audit": "Judge a frozen setting: accuracy, length, outputs that differ, ledger.",
     "judge": "Have a judge model compare its answers to open questions with strict ones.",
     "policy": "Show a frozen setting, and how to serve it.",
-    "timing": "Time a frozen setting live between two strict runs, beside the prediction.",
+    "timing": "Time a frozen setting live, between two strict runs, and compare with the prediction.",
     "inspect": "Validate a trace and summarise it.",
     "compare": "Compare acceptance rules, at published settings or matched risk.",
     "rules": "List the acceptance rules, their parameters, defaults and sources.",
-    "convert": "Read and write files of other tools: acceptance records, calibration rows.",
-    "convert-policy": "Turn a setting of one reading of ASD into another.",
+    "convert": "Read and write other tools' files: acceptance records, calibration rows.",
+    "convert-policy": "Convert a setting from one reading of ASD to another.",
     "show": "Print what a setting changed: prompt, outputs, every token and the ledger.",
-    "report": "Write one page that shows settings, outputs and tokens; opens without a network.",
+    "report": "Write one HTML page of settings, outputs and tokens; it opens offline.",
     "plot": "Draw figures from a sweep or a trace.",
-    "bench": "Time the walk beside plain Python, torch and numpy.",
+    "bench": "Time the walk against plain Python, torch and NumPy.",
     "demo": "Capture three prompts, replay a grid, draw figures.",
-    "completion": "Print the completion script of a shell.",
+    "completion": "Print a shell's completion script.",
 }
 
 
@@ -116,9 +116,9 @@ def main(args: list[str] | None = None) -> None:
         click.echo(error.format_message(), err=True)
         sys.exit(2)
     except MemoryError as error:
-        _fail(f"out of memory ({str(error) or 'no more to be had'}); ask for fewer settings or requests")
+        _fail(f"out of memory ({str(error) or 'no memory left'}); ask for fewer settings or requests")
     except RecursionError:
-        _fail("what was read is nested too deeply")
+        _fail("the input is nested too deeply")
     except click.ClickException as error:
         _fail(error.format_message())
     except click.exceptions.Abort:

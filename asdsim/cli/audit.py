@@ -66,13 +66,13 @@ def command(
 ) -> None:  # fmt: skip
     """Judge a frozen setting on TRACE: accuracy, length, divergence, ledger, each against strict.
 
-    Outputs may end by themselves; it is said how many did, and how many hit the token limit. Accuracy comes with
-    Newcombe's paired interval and McNemar's exact test. Every distinct output is scored once.
+    Reports how many outputs ended naturally and how many hit the token limit. Accuracy comes with Newcombe's paired
+    interval and McNemar's exact test. Every distinct output is scored once.
     """
     check_resamples(resamples)
     check_table(output)
     if (policy is None) == (not sweep):
-        raise UsageError("give --policy FILE or --sweep", fix="one of them")
+        raise UsageError("exactly one of --policy and --sweep is needed", fix="give --policy FILE or --sweep")
     from .. import result as api
     from ..rules.frozen import read_policy
     from ..stats import few
@@ -184,7 +184,7 @@ def _about_margin(verdict: Margin, margin: float, alpha: float, sequential: bool
 
 
 def _ends(outputs: int, ended: int) -> str:
-    return f"{ended} of {outputs} outputs end by themselves, {outputs - ended} at the token limit"
+    return f"{ended} of {outputs} outputs end naturally, {outputs - ended} at the token limit"
 
 
 def _unscored(trace: Any, scoring: Scoring) -> dict[str, str]:
@@ -194,11 +194,11 @@ def _unscored(trace: Any, scoring: Scoring) -> dict[str, str]:
     for record in trace.request_records():
         if scorer_name(record, scoring.chosen, scoring.allow_code) is None:
             if record.task in OPEN:
-                reasons[record.task] = "its questions have no one right answer"
+                reasons[record.task] = "its questions have no single right answer"
             elif record.reference is None:
                 reasons[record.task] = "no reference answer"
             else:
-                reasons[record.task] = "it means running programs; allow that with --allow-code-execution"
+                reasons[record.task] = "scoring it runs programs that the model wrote; add --allow-code-execution"
     return reasons
 
 

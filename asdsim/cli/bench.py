@@ -11,11 +11,11 @@ from .common import json_option, note, print_json
 
 LABELS = {
     "cpu": "asdsim, recorded order",
-    "numpy": "numpy, list of mismatches",
-    "torch": "torch, cumsum and cumprod as the reference does",
+    "numpy": "NumPy, loop over mismatches",
+    "torch": "torch, cumsum and cumprod like the reference",
     "torch_broadcast": "torch, broadcasting over settings",
-    "python": "plain Python as the reference does",
-    "python_loop": "plain Python, a bare loop",
+    "python": "plain Python, like the reference",
+    "python_loop": "plain Python, a minimal loop",
     "graph": "asdsim, exact walk of a covered trace",
     "recorded_path": "asdsim, recorded order on its captured path",
     "graph_pair_by_pair": "asdsim, exact walk pair by pair",
@@ -26,7 +26,7 @@ LABELS = {
 @click.option(
     "--quick",
     is_flag=True,
-    help="Small samples of the slow ways; no grids of a million settings, no memory, no first replay.",
+    help="Small samples of the slow implementations; no grids of a million settings, no memory peak, no first replay.",
 )
 @click.option("--requests", default=1000, show_default=True, help="Requests of the synthetic trace.")
 @click.option("--trace", type=click.Path(path_type=Path),
@@ -35,8 +35,8 @@ LABELS = {
 def command(quick: bool, requests: int, trace: Path | None, as_json: bool) -> None:
     """Time the walk beside plain Python, torch and numpy.
 
-    All in one run, on one core; ratios carry over between machines better than seconds do. The sweep is 60 steps of 7
-    draft tokens for each request, under 10,000 settings.
+    Everything is timed in one run on one core; ratios transfer between machines better than seconds. The sweep is 60
+    steps of 7 draft tokens for each request, under 10,000 settings.
     """
     from ..errors import UsageError
 
@@ -67,4 +67,4 @@ def print_table(timings: dict[str, Any]) -> None:
     for name, peak in timings.get("peak_bytes", {}).items():
         click.echo(f"peak memory of the sweep, {name.replace('_', ' ')}: {peak / 1e6:,.0f} MB")
     for name, row in timings.get("first_replay_seconds", {}).items():
-        click.echo(f"first asdsim replay, {name}: {row['warm']:.2f} s, {row['cold']:.1f} s where it has to compile")
+        click.echo(f"first asdsim replay, {name}: {row['warm']:.2f} s, {row['cold']:.1f} s when it has to compile")

@@ -50,34 +50,44 @@ if TYPE_CHECKING:
     type=int,
     default=0,
     metavar="PARTS",
-    help="Without a holdout: judge each of so many parts under the setting chosen on the others.",
+    help="Without a holdout: split CAL into this many parts, and judge each under the setting chosen on the others.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("policy.json"), show_default=True,
-              help="Policy file to write; named here it replaces an existing one.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace whatever the output file holds, a policy judged on a holdout too.")
+              help="Policy file to write; an existing one is replaced only if -o names it.")  # fmt: skip
+@click.option(
+    "--force", is_flag=True, help="Replace the output file whatever it holds, even a policy judged on a holdout."
+)
 @click.option(
     "--method",
     default="pareto",
     show_default=True,
     metavar="pareto|quantile",
-    help="The fastest setting within limits; or B = g = a quantile of first-rejection ratios (the paper's).",
+    help="pareto: the fastest setting within the limits. quantile: B = g = a quantile of first-rejection ratios, as "
+    "in the paper.",
 )
 @rule_flags()
-@click.option("--quantile", default=0.25, show_default=True, help="Of the first-rejection ratios; --M is then the cap.")
+@click.option(
+    "--quantile",
+    default=0.25,
+    show_default=True,
+    help="Quantile of the first-rejection ratios; --M then gives the cap.",
+)
 @click.option("--max-regret-per-token", type=float, help="Limit, in logits.")
 @click.option("--max-divergence", type=float, help="Limit on the share of outputs that differ from strict.")
 @click.option("--max-length-change", type=float, help="Limit on the relative change of length, either way.")
 @click.option(
     "--max-accuracy-drop",
     type=float,
-    help="Limit on accuracy lost against strict, as a share; refused where strict has nothing right to lose.",
+    help="Limit on accuracy lost against strict, as a share; refused if strict gets no answer right.",
+)
+@click.option("--bound", is_flag=True, help="Apply limits to the far end of the 95 % interval instead of the value.")
+@click.option(
+    "--estimate", metavar="aligned|recorded", help="Allow settings that are not exact, estimated in this mode."
 )
 @click.option("--max-length-growth", type=float, help="Limit on the relative growth of length; shorter is fine.")
 @click.option("--min-accuracy", type=float, help="Least accuracy, as a share.")
 @click.option("--rank", default="token", show_default=True, metavar="token|answer",
               help="What the fastest setting is fastest by: predicted time per token, or per answer.")  # fmt: skip
-@click.option("--bound", is_flag=True, help="Hold limits with the far end of the 95 % interval, not the value.")
-@click.option("--estimate", metavar="aligned|recorded", help="Allow settings that are not exact, estimated so.")
 @click.option("--table", type=click.Path(path_type=Path), help="Write all candidates with intervals: .parquet or .csv.")
 @cost_option
 @scoring_options
@@ -95,7 +105,7 @@ def command(
 
     Candidates are the settings given, by default those that CAL is covered for; only exact ones are compared. The
     optimism (calibration minus holdout) says how much better the setting looks where it was chosen. A holdout that
-    shares prompts with CAL is refused.
+    shares a prompt with CAL is refused.
     """
     check_resamples(resamples)
     check_table(table)
@@ -106,14 +116,14 @@ def command(
         max_regret_per_token, max_divergence, max_length_change, max_accuracy_drop, max_length_growth, min_accuracy,
     )  # fmt: skip
     if any(limit is not None and not limit >= 0 for limit in most):
-        raise UsageError("a limit is negative or no number")
+        raise UsageError("a limit is negative or not a number")
     if rank not in ("token", "answer"):
         raise unknown_name("rank", rank, ["token", "answer"])
     wanted = _asked(method, quantile, asked)
     from .. import result as api
     from ..evaluate.quality import Evaluator
-    from ..studies.calibrate import Limits, calibrate
-    from ..studies.frozen import policy_record, write_policy
+    from ..studies.calibrate import Limits, calibrate, policy_record
+    from ..studies.frozen import write_policy
 
     trace = api.load(calibration)
     note_unfinished(trace)
@@ -158,7 +168,7 @@ def _check_output(output: Path, judged: bool, force: bool) -> None:
     # As with replay -o, a file that the user names is replaced; one that nobody named may be a policy in use.
     if output.exists() and click.get_current_context().get_parameter_source("output") is ParameterSource.DEFAULT:
         raise UsageError(
-            "it exists, and no -o asks to replace it", where=str(output),
+            "the file exists, and is replaced only if -o names it", where=str(output),
             fix=f"give -o {output} to replace it, or another file with -o",
         )  # fmt: skip
     check_replaces(output, judged)
@@ -177,7 +187,7 @@ def _asked(method: str, quantile: float, asked: dict[str, Any]) -> list[Grid] | 
     if method == "quantile":
         if asked["rule"] != "asd":
             raise UsageError(
-                f"the quantile of first-rejection ratios gives B and g of asd, not a setting of {asked['rule']}",
+                f"--method quantile gives B and g of asd, not a setting of {asked['rule']}",
                 fix="use --method pareto",
             )
         cap = axis_values("M", asked["M"])[0] if asked["M"] is not None else 1.0
@@ -255,16 +265,16 @@ def _notes(frozen: Calibration, judged: str, estimate: str | None, scored: bool)
             note(f"{name}: {side.about_scores()}")
     if frozen.left_out:
         settings = counted(frozen.left_out, "setting")
-        note(f"exact here but not on the holdout, and so no candidates: {settings}; cover it for them")
+        note(f"exact here but not on the holdout, so left out: {settings}; cover the holdout for them")
     if frozen.holdout is None:
-        note("no holdout: these figures are those of the set that the setting was chosen on, and flatter it")
+        note("no holdout: these figures come from the set that the setting was chosen on, and are too good")
     if frozen.method == "pareto" and not frozen.limits.given():
-        note("no limit was given: this is the fastest setting, whatever it costs")
+        note("no limit was given: this is the fastest setting, whatever it does to the outputs")
     if estimate:
         note(f"settings that are not exact were allowed: their figures are estimates ({estimate})")
     rule = frozen.grid.layout.rule
     if rule != "asd" and get_rule(rule).sampled:
-        note(f"{rule}: a greedy trace cannot tell what sampling under it would give; see asdsim rules")
+        note(f"{rule}: a greedy trace cannot show what sampling under it would give; see asdsim rules")
     note_baselines(frozen.calibration)
     if text := few(*(int(side.requests[0]) for side in sides.values() if side.exact[0])):
         note(text)

@@ -23,27 +23,31 @@ from .common import config_option, counted, json_option, note, print_json, progr
               help="layer-skip[:LAYERS], lookup[:N], model:NAME, or a head: medusa:HEAD, eagle3:HEAD or dspark:HEAD, "
               "a file, directory or OWNER/NAME on the hub.")  # fmt: skip
 @click.option("--draft-layer-ids", metavar="LIST",
-              help="Hidden states that an eagle3 or dspark head reads, if its checkpoint does not say, or says it "
-              "wrong: 0 embeddings, i output of layer i - 1.")  # fmt: skip
-@click.option("--draft-rope-theta", type=float, help="RoPE base of such a head, likewise.")
-@click.option("--draft-anchor", help="Block layout of a dspark head, likewise: first or bonus.")
+              help="Hidden states that an eagle3 or dspark head reads, if its checkpoint does not say or is wrong: 0 "
+                   "is the embeddings, i the output of layer i - 1.")  # fmt: skip
+@click.option(
+    "--draft-rope-theta", type=float, help="RoPE base of such a head, if its checkpoint does not say or is wrong."
+)
+@click.option(
+    "--draft-anchor", help="Block layout of a dspark head, if its checkpoint does not say or is wrong: first or bonus."
+)
 @click.option("--task", required=True,
               help="Comma list of gsm8k, math500, svamp, humaneval, mbpp, mmlu, ifeval, mt-bench, alpaca, each also "
               "as NAME:SPLIT (from the hub) or NAME:PATH (docs/quality.md), and jsonl:PATH.")  # fmt: skip
-@click.option("--limit", type=int, help="At most so many prompts of each task.")
-@click.option("--offset", type=int, default=0, show_default=True, help="Skip so many prompts of each task.")
+@click.option("--limit", type=int, help="Use at most this many prompts of each task.")
+@click.option("--offset", type=int, default=0, show_default=True, help="Skip this many prompts of each task.")
 @click.option("--shuffle", type=int, metavar="SEED",
               help="Shuffle the prompts of each task before --offset and --limit.")  # fmt: skip
 @click.option("--turns", default="first", show_default=True, metavar="first|all",
               help="Ask later turns too, each with the strict answers before it in its prompt.")  # fmt: skip
 @click.option("--K", "K", type=int, default=7, show_default=True, help="Draft tokens per step.")
 @click.option("--max-new-tokens", type=int, default=96, show_default=True, help="Token limit of each request.")
-@click.option("--rule", default="strict", show_default=True, help="Rule that decides while capturing: strict or asd.")
+@click.option("--rule", default="strict", show_default=True, help="Acceptance rule during the capture: strict or asd.")
 @click.option("--B", "B", metavar="NUMBER", help="With --rule asd: regret budget per request, in logits.")
 @click.option("--g", "g", metavar="NUMBER", help="With --rule asd: gate on regret / suffix value, in logits.  [inf]")
 @click.option("--M", "M", metavar="NUMBER", help="With --rule asd: cap on relaxed tokens per block.  [inf]")
 @click.option("--stop", default="natural", show_default=True, help="natural (EOS or limit) or fixed (limit only).")
-@click.option("--top-k", type=int, default=8, show_default=True, help="Largest logits kept per row.")
+@click.option("--top-k", type=int, default=8, show_default=True, help="How many of the largest logits to keep per row.")
 @click.option("--divergences", default="", metavar="LIST", help="Record kl, reverse_kl, js, tv at each draft position.")
 @click.option("--logits-dtype", default="model", show_default=True,
               help="model, or float32 for a final projection in float32.")  # fmt: skip
@@ -53,7 +57,7 @@ from .common import config_option, counted, json_option, note, print_json, progr
 @click.option("--seed", type=int, default=0, show_default=True, help="Recorded with the trace.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="Must be 0: decoding is greedy.")
 @click.option("--chat-template/--no-chat-template", default=True, show_default=True,
-              help="Put prompts through the target's chat template.")  # fmt: skip
+              help="Apply the target's chat template to the prompts.")  # fmt: skip
 @click.option(
     "--chat-template-arg",
     "chat_template_args",
@@ -64,14 +68,14 @@ from .common import config_option, counted, json_option, note, print_json, progr
 @click.option(
     "--template-date",
     metavar="YYYY-MM-DD",
-    help="What a chat template with a clock takes for today.  [today; of a trace that goes on, its own]",
+    help="Date to give a chat template that asks for today's.  [today; with --resume, that of the trace]",
 )
-@click.option("--shard", metavar="i/n", help="Only every n-th request from the i-th on, into OUT.shard-i-of-n; "
-              "asdsim join OUT puts all n together.")  # fmt: skip
+@click.option("--shard", metavar="i/n", help="Capture only every n-th request from the i-th on, into "
+                                             "OUT.shard-i-of-n; asdsim join OUT joins all n.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue a capture that was cut short.")
-@click.option("--flush-every", type=int, help="Store after so many requests.  [every few seconds]")
-@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
-@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model.")
+@click.option("--flush-every", type=int, help="Write to disk after this many requests.  [every few seconds]")
+@click.option("--offline", is_flag=True, help="Use only files on this machine.")
+@click.option("--trust-remote-code", is_flag=True, help="Allow a model to run the code that comes with it.")
 @config_option
 @threads_option
 @json_option
@@ -81,7 +85,7 @@ def command(
 ) -> None:  # fmt: skip
     """Record real draft/target steps to a trace.
 
-    Decodes each prompt greedily with a target and a drafter, and writes what the target said of every draft token.
+    Decodes each prompt greedily with a target and a drafter, and records how the target scored every draft token.
 
     \b
     asdsim capture -o traces/mine --target smollm2-135m --drafter layer-skip --task gsm8k --limit 8
@@ -123,7 +127,7 @@ def command(
     else:
         _print(plan.folder, row)
     if summary.uncovered:
-        note("asdsim: requests came in, so the grids that were covered no longer are; run asdsim cover again")
+        note("asdsim: requests were added, so the trace no longer covers its grids; run asdsim cover again")
     if summary.interrupted:
         note(f"asdsim: interrupted; kept: {counted(row['requests'] + row['skipped'], 'request')}, --resume continues")
         raise click.exceptions.Exit(130)
@@ -136,7 +140,7 @@ def policy_of(rule: str, B: str | None, g: str | None, M: str | None) -> Policy 
     given = [name for name, value in (("B", B), ("g", g), ("M", M)) if value is not None]
     if rule == "strict":
         if given:
-            raise UsageError(f"--{given[0]} has no meaning under --rule strict", fix="add --rule asd")
+            raise UsageError(f"--{given[0]} has no effect under --rule strict", fix="add --rule asd")
         return None
     if B is None:
         raise UsageError("--rule asd needs a budget", fix="add --B NUMBER")
@@ -146,7 +150,9 @@ def policy_of(rule: str, B: str | None, g: str | None, M: str | None) -> Policy 
 def _one(name: str, text: str) -> float:
     values = parse_axis(name, text)
     if len(values) != 1:
-        raise UsageError(f"--{name} {text} names {len(values)} values", fix="a capture runs under one setting")
+        raise UsageError(
+            f"--{name} {text} names {len(values)} values", fix="give one: a capture runs under one setting"
+        )
     return values[0]
 
 

@@ -18,7 +18,7 @@ LINE_SECONDS = 30.0
 
 
 def is_quiet() -> bool:
-    """Return whether the command at hand was called with ``--quiet``."""
+    """Return whether the current command was called with ``--quiet``."""
     return _level() < 0
 
 
@@ -34,7 +34,7 @@ def detail(text: str) -> None:
 
 
 class Command(click.Command):
-    """A command that names everything that is wrong with its options at once."""
+    """A command that reports all errors in its options together."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; raise one error for unknown, missing and invalid options together."""
@@ -121,8 +121,8 @@ def equipped(command: click.Command) -> click.Command:
     """Return a command with what all commands share."""
     if type(command) is click.Command:
         command.__class__ = Command
-        for flag, step, text in (("-q/--quiet", -1, "No progress and no remarks on stderr, only errors."),
-                                 ("-v/--verbose", 1, "More remarks, and where an error was raised.")):  # fmt: skip
+        for flag, step, text in (("-q/--quiet", -1, "Print only errors on stderr: no progress, no notes."),
+                                 ("-v/--verbose", 1, "Print more notes, and where an error was raised.")):  # fmt: skip
             command.params.append(
                 click.Option(flag.split("/"), is_flag=True, expose_value=False, is_eager=True,
                              callback=_set_level(step), help=text)

@@ -108,8 +108,8 @@ def config_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--config FILE``: a TOML file whose keys are flags; flags given on the command line win."""
     return click.option(
         "--config", type=click.Path(path_type=Path), callback=_load_config, is_eager=True, expose_value=False,
-        help="TOML file with defaults for these flags; a table named after the command may hold them, one of another "
-        "command is passed over.",
+        help="TOML file with defaults for these flags, at the top level or in a table named after the command. "
+             "Tables of other commands are ignored.",
     )(function)  # fmt: skip
 
 
@@ -194,23 +194,23 @@ def rule_flags(exact: bool = False) -> Callable[[Callable[..., Any]], Callable[.
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         axis = "Comma list and inclusive ranges start:stop:step; inf allowed."
-        every = " exact, or exact:UPPER: every B at which something changes." if exact else ""
+        every = " Or exact, or exact:UPPER, for every B at which something changes." if exact else ""
         options = (
             click.option("--B", "B", metavar="LIST", help=f"Regret budget per request, in logits. {axis}{every}"),
             click.option("--g", "g", metavar="LIST", help="Gate on regret / suffix value, in logits."),
             click.option("--M", "M", metavar="LIST", help="Cap on relaxed tokens per block."),
             click.option("--rule", default="asd", show_default=True, help="Acceptance rule; see asdsim rules."),
             click.option("-p", "--param", multiple=True, metavar="NAME=LIST",
-                         help="Parameter of another rule than asd; may be given several times."),
-            click.option("--semantics", default="paper", show_default=True, help="asd: which reading of it, "
-                         "paper|core|dspark|lightllm."),
-            click.option("--regret", default="logit", show_default=True, help="asd: logit, z(y) - z(x), or "
-                         "probability, p(y) - p(x) from 0 to 1. B, ledger, figures of regret and the closeness to "
-                         "another decision are in its unit, g in that per suffix value."),
+                         help="Parameter of a rule other than asd; may be given several times."),
+            click.option("--semantics", default="paper", show_default=True, help="asd: reading of the rule, "
+                "paper|core|dspark|lightllm."),
+            click.option("--regret", default="logit", show_default=True, help="asd: regret as logit, z(y) - z(x), or "
+                "probability, p(y) - p(x) from 0 to 1. B, the ledger, figures of regret and decision margins are in "
+                "its unit, g in that unit per suffix value."),
             click.option("--value", default="", metavar="SCHEME",
-                         help="asd: suffix|normalised|reciprocal|unit|reuse, if not that of the semantics."),
+                         help="asd: suffix|normalised|reciprocal|unit|reuse. The default follows --semantics."),
             click.option("--ledger", default="request", show_default=True, help="asd: request|block|none."),
-            click.option("--no-gate", is_flag=True, help="asd: without the gate."),
+            click.option("--no-gate", is_flag=True, help="asd: drop the gate."),
         )  # fmt: skip
         command_with: Callable[..., Any] = command
         for option in reversed(options):
@@ -228,12 +228,12 @@ def _upper(B: str | None, ledger: str) -> float | None:
     if word != "exact":
         return None
     if ledger == "none":
-        raise UsageError("--B exact with --ledger none: no budget is looked at")
+        raise UsageError("--B exact needs a budget, and --ledger none has none")
     if not colon:
         return math.inf
     values = parse_axis("B", end)
     if len(values) != 1:
-        raise UsageError(f"B={B!r} names {len(values)} ends", fix="write exact or exact:UPPER")
+        raise UsageError(f"B={B!r} names {len(values)} upper bounds", fix="write exact or exact:UPPER")
     return values[0]
 
 
@@ -264,21 +264,21 @@ def grids_of(
                 raise UsageError(f"--{name} belongs to rule asd", fix=f"rule {rule} takes -p NAME=LIST")
         return rule_grids(rule, given)
     if param:
-        raise UsageError("--param belongs to another rule than asd", fix="name one with --rule")
+        raise UsageError("--param is for rules other than asd", fix="name one with --rule")
     varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger}
     if B is None and g is None and M is None and not required:
         usual = {"semantics": "paper", "regret": "logit", "value": "", "ledger": "request", "no_gate": False}
         for name, flag in (("semantics", semantics), *varied.items(), ("no_gate", no_gate)):
             if flag != usual[name]:
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} without settings would change nothing", fix="give --B, --g and --M as well")
+                raise UsageError(f"{option} has no effect without settings", fix="give --B, --g and --M as well")
         return None
     axes: dict[str, Any] = {"B": B or "inf" if ledger == "none" else B, "g": g or "inf" if no_gate else g, "M": M}
     missing = [f"'--{name}'" for name, axis in axes.items() if axis is None]
     problems = Problems()
     if missing:
         text = f"Missing option{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
-        problems.errors.append(UsageError(text, fix="--B, --g and --M belong together"))
+        problems.errors.append(UsageError(text, fix="give --B, --g and --M together"))
     for name, axis in axes.items():
         if axis is not None:
             problems.check(axis_values, name, axis)
@@ -353,7 +353,7 @@ def note(text: str) -> None:
 
 
 def note_unfinished(trace: Any) -> None:
-    """Say so where a capture was not finished: figures then stand on the requests that are there."""
+    """Note that a capture is not finished: figures then cover only the requests that are there."""
     note_planned(trace.path, trace.manifest)
 
 
@@ -361,4 +361,4 @@ def note_planned(path: Path, manifest: Any) -> None:
     """Do what :func:`note_unfinished` does, before the trace is read."""
     there = sum(shard.rows for shard in manifest.shards_of("requests"))
     if manifest.planned > there:
-        note(f"{path}: {there} of {manifest.planned} requests; the capture was not finished, --resume goes on")
+        note(f"{path}: {there} of {manifest.planned} requests; the capture is not finished, --resume continues it")

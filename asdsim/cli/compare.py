@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 @click.command("compare")
 @click.argument("trace", type=TracePath())
-@click.option("--rules", "names", metavar="LIST", show_default="all", help="Rules to compare, by comma.")
-@click.option("--level", type=float, help="Match rules at this risk; without it each at its published setting.")
+@click.option("--rules", "names", metavar="LIST", show_default="all", help="Comma list of rules to compare.")
+@click.option(
+    "--level", type=float, help="Compare rules at this level of risk; without it, each at its published setting."
+)
 @click.option("--risk", default="regret_max", show_default=True,
               help="What --level bounds: regret_max|regret_per_token|outputs_differ_share.")  # fmt: skip
 @click.option("--draft-cost", type=float, show_default="median timings of the trace",
@@ -38,16 +40,16 @@ def command(
 ) -> None:  # fmt: skip
     """Compare acceptance rules on TRACE: each at its published setting, or all at one level of risk.
 
-    At a level every rule moves one parameter and the setting with the longest acceptance length within the level is
-    taken; truncate, which has no published setting, is shown at the K that is predicted to be fastest. Figures of a row
-    that is not exact are marked with ~ and have no interval; asdsim cover TRACE --rule NAME -p .. makes it exact. Under
+    With --level, one parameter of each rule varies, and the setting with the longest acceptance length within the level
+    is taken. truncate has no published setting and is shown at the K predicted to be fastest. Figures of a row that is
+    not exact are marked with ~ and have no interval; asdsim cover TRACE --rule NAME -p .. makes the row exact. Under
     --off-trace stop only exact settings are taken at a level, and only exact rows are ranked. The predicted speed-up is
-    over the target alone: one token per forward pass, which is taken to last as long as a verification.
+    over the target alone: one token per forward pass, assumed to take as long as a verification.
     """
     if threads < 0:
         raise UsageError(f"--threads {threads} is negative")
     if level is None and click.get_current_context().get_parameter_source("risk") is ParameterSource.COMMANDLINE:
-        raise UsageError("--risk says nothing without --level", fix="add --level NUMBER")
+        raise UsageError("--risk has no effect without --level", fix="add --level NUMBER")
     if device == "reference":
         raise UsageError("the reference walk is too slow for a comparison", fix="use --device cpu or cuda")
     from .. import result as api
@@ -99,26 +101,27 @@ def print_table(comparison: Comparison, title: str) -> None:
         note(f"{name} left out: {reason}")
     if comparison.unpaired:
         left = counted(comparison.unpaired, "request")
-        note(f"{left} left out: the strict walk is not captured, so there is nothing to compare with; "
-             "asdsim cover --B 0 --g 0 --M 0")  # fmt: skip
+        note(f"{left} left out: the strict walk is not captured, so there is nothing to compare with; run asdsim "
+             "cover --B 0 --g 0 --M 0")  # fmt: skip
     if any(row["rule"] == "truncate" for row in comparison.rows):
-        note("truncate has no published K: it is shown at the one with the highest predicted speed-up")
+        note("truncate has no published K: it is shown at the K with the highest predicted speed-up")
     partly = [row for row in comparison.rows if not row["exact"]]
     if partly and comparison.off_trace == "stop":
-        note("~: these stand on the requests that never left the trace, no fair sample, and each on its own: "
+        note("~: these cover only the requests that never left the trace, a biased sample that differs from row to "
+             "row: "
              + ", ".join(f"{row['rule']} {row['requests']}" for row in partly))  # fmt: skip
     elif partly:
-        note(f"~: estimates, since walks left the captured steps: {', '.join(row['rule'] for row in partly)}")
+        note(f"~: estimates, because walks left the captured steps: {', '.join(row['rule'] for row in partly)}")
     sampled = [row["rule"] for row in comparison.rows if row["sampled"]]
     if sampled:
-        note(f"{', '.join(sampled)}: a greedy trace cannot tell what sampling under them would give; see asdsim rules")
+        note(f"{', '.join(sampled)}: a greedy trace cannot show what sampling under them would give; see asdsim rules")
     if text := few(*(row["requests"] for row in comparison.rows if row["exact"])):
         note(text)
 
 
 def _cells(row: dict[str, Any], name: str, off_trace: str) -> list[str]:
     """Return a row of the table; figures that are not exact are marked."""
-    exact = "yes" if row["exact"] else f"no: {'no fair sample' if off_trace == 'stop' else 'estimate'}"
+    exact = "yes" if row["exact"] else f"no: {'biased sample' if off_trace == 'stop' else 'estimate'}"
     if not row["exact"]:
         exact += f", exact for {100 * row['exact_share']:.0f} %"
     gain = [row[key] for key in ("acceptance_length_gain", "gain_low", "gain_high")]
@@ -146,8 +149,8 @@ def verdict(comparison: Comparison) -> list[str]:
     if comparison.off_trace == "stop":
         known = [row for row in known if row["exact"]]
         if left := len(comparison.rows) - len(known):
-            aside = [f"{left} of {len(comparison.rows)} rows not ranked: not exact, on requests that are no fair "
-                     "sample; asdsim cover, or another --off-trace"]  # fmt: skip
+            aside = [f"{left} of {len(comparison.rows)} rows not ranked: not exact, on a biased sample of requests; "
+                     "run asdsim cover, or choose another --off-trace"]  # fmt: skip
         elif comparison.level is not None:
             aside = ["only settings that are exact for all requests were candidates; asdsim cover adds others"]
     asd: Any = next((row for row in known if row["rule"] == "asd"), None)
@@ -166,7 +169,7 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def _doubt(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
-    """Say what a verdict stands on where it is not exact."""
+    """Say what a verdict rests on where it is not exact."""
     if comparison.off_trace == "stop" or all(row["exact"] for row in rows):
         return []
-    return ["by estimate: cover the trace for these settings before believing it"]
+    return ["this is an estimate: cover the trace for these settings before relying on it"]

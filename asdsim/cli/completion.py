@@ -8,7 +8,7 @@ import click
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print a shell's completion script.
 
     bash: eval "$(asdsim completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc; fish: asdsim completion fish >
     ~/.config/fish/completions/asdsim.fish.

@@ -13,7 +13,7 @@ from .common import TracePath, counted, json_option, note, print_json, rule_opti
 if TYPE_CHECKING:
     from ..rules.settings import Grid
 
-NOT_REPLAYABLE = "a regret sample, not replayable: it holds first rejections with a positive regret and nothing else"
+NOT_REPLAYABLE = "a regret sample, not replayable: the file holds only first rejections with a positive regret"
 
 
 @click.command("convert")
@@ -22,19 +22,20 @@ NOT_REPLAYABLE = "a regret sample, not replayable: it holds first rejections wit
               metavar="auto|acceptance|asd-calibration|specdecode-bench", help="Format of a SOURCE file.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .jsonl, or .parquet for regrets.")
 @click.option("--to", "engine", metavar="vllm-synthetic|sglang-sim|trtllm|aiconfigurator",
-              help="Print what the simulator mode of an engine asks for, from a trace.")  # fmt: skip
+              help="Print, from a trace, the input of an engine's simulator mode.")  # fmt: skip
 @rule_options(required=False)
 @json_option
 def command(
     source: Path, grids: list[Grid] | None, kind: str, output: Path | None, engine: str | None, as_json: bool
 ) -> None:
-    """Read SOURCE, a file of another tool, or write acceptance records of a trace.
+    """Read SOURCE, another tool's file, or write the acceptance records of a trace.
 
     A trace directory is replayed under one setting (strict without one) and comes out as one acceptance record per
-    request, as AIPerf and vLLM write them. Of acceptance records every invariant is checked. ASD's calibration rows are
-    a sample of regrets, not replayable. SpecDecode-Bench rows are replayed with strict matching at every draft length.
+    request, as AIPerf and vLLM write them. Every invariant of acceptance records is checked. ASD's calibration rows are
+    a sample of regrets and cannot be replayed. SpecDecode-Bench rows are replayed with strict matching at every draft
+    length.
 
-    With --to, the acceptance rates that a stock engine needs to run as fast as under that setting, without a patch.
+    With --to, print the acceptance rates that make a stock engine run as fast as under that setting, without a patch.
     """
     if source.is_dir():
         payload, lines = _trace(source, grids, output, engine)
@@ -42,7 +43,7 @@ def command(
         raise UsageError("rates for an engine come from a trace", fix="name a trace directory")
     else:
         if grids is not None:
-            raise UsageError("a setting belongs to a trace", fix="name a trace directory")
+            raise UsageError("a setting applies only to a trace", fix="name a trace directory")
         payload, lines = _file(source, kind, output)
     if as_json:
         print_json("convert", {"source": source, **payload})

@@ -12,7 +12,7 @@ from .common import json_option, note, print_json
 
 @click.command("convert-policy")
 @click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option("--B", "B", type=float, help="Budget, where no CONFIG is given.")
+@click.option("--B", "B", type=float, help="Budget, if no CONFIG is given.")
 @click.option("--g", "g", type=float, help="Gate.")
 @click.option("--M", "M", type=float, help="Cap.")
 @click.option("--from", "source", default="paper", show_default=True, metavar="paper|core|dspark|lightllm",
@@ -26,7 +26,7 @@ def command(
     config: Path | None, B: float | None, g: float | None, M: float | None, source: str, to: str, K: int | None,
     output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Turn a setting of one reading of ASD into another, where one decides as the other.
+    """Convert a setting from one reading of ASD to another, where one exists that decides alike.
 
     CONFIG is a JSON configuration of the reference implementation (risk_budget, max_regret_per_value and
     max_relaxed_tokens_per_block, or DSpark's B, g, m, value_scheme and block_size), or the policy.json of asdsim

@@ -29,18 +29,27 @@ if TYPE_CHECKING:
 @click.command("cover")
 @click.argument("trace", type=TracePath())
 @rule_options()
-@click.option("--max-steps", type=int, help="Compute at most so many steps, those that most settings want first.")
-@click.option("--max-minutes", type=float, help="Stop after so many minutes.")
+@click.option(
+    "--max-steps", type=int, help="Compute at most this many steps, starting with those that most settings need."
+)
+@click.option("--max-minutes", type=float, help="Stop after this many minutes.")
 @click.option("--batch", default=32, show_default=True, help="Steps to compute in one batch.")
-@click.option("--group", default=32, show_default=True, help="Requests to complete together, without a limit.")
-@click.option("--kv-gb", default=2.0, show_default=True, help="KV cache to keep for prefixes, per model; 0 keeps none.")
+@click.option(
+    "--group",
+    default=32,
+    show_default=True,
+    help="Requests to complete together, unless --max-steps or --max-minutes is given.",
+)
+@click.option(
+    "--kv-gb", default=2.0, show_default=True, help="GB of KV cache to keep for prefixes, per model; 0 keeps none."
+)
 @click.option("--faithful", is_flag=True,
-              help="Batch 1, in the shapes of live decoding: equal to it to the bit. Slow.")  # fmt: skip
-@click.option("--target", help="Where the target is now, if no longer under its recorded name.")
+              help="Compute each step alone, in the shapes of live decoding: equal to the bit, but slow.")  # fmt: skip
+@click.option("--target", help="Where the target is now, if not under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
-@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @click.option("--resume", is_flag=True, expose_value=False,
-              help="As in capture; not needed, since cover always goes on from what is there.")  # fmt: skip
+              help="Accepted as in capture, but not needed: cover always continues.")  # fmt: skip
 @threads_option
 @json_option
 @config_option
@@ -48,10 +57,10 @@ def command(
     trace: Path, grids: list[Grid], max_steps: int | None, max_minutes: float | None, batch: int, group: int,
     kv_gb: float, faithful: bool, target: str | None, drafter: str | None, offline: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Complete TRACE for a grid: run the model at just those prefixes that the grid needs and the trace lacks.
+    """Complete TRACE for a grid: run the model at just the prefixes that the grid needs and the trace lacks.
 
-    Afterwards a replay of these settings is exact: the very tokens that live decoding would have produced. May be
-    interrupted and run again; a second run, or one with a larger grid, adds only what is missing.
+    Afterwards a replay of these settings is exact: it gives the same tokens as live decoding. You can interrupt the
+    command and run it again; another run, or one with a larger grid, adds only what is missing.
     """
     for flag, value, lowest in (("max-steps", max_steps, 0), ("max-minutes", max_minutes, 0), ("batch", batch, 1),
                                 ("group", group, 1), ("kv-gb", kv_gb, 0)):  # fmt: skip
@@ -91,7 +100,7 @@ def command(
     else:
         _print(progress)
     if progress.interrupted:
-        note("asdsim: interrupted; what was computed is kept, run the same command to go on")
+        note("asdsim: interrupted; what was computed is kept, run the same command to continue")
         raise click.exceptions.Exit(130)
 
 
@@ -103,7 +112,7 @@ def _print(progress: Progress) -> None:
     )
     if progress.complete:
         held, live = progress.steps_held, progress.live_steps
-        fewer = f": {live / held:.1f}x fewer" if live > held > 0 else ", and for other settings"
-        click.echo(f"{counted(held, 'step')} stand{'s' if held == 1 else ''} for {live} of live runs{fewer}")
+        fewer = f": {live / held:.1f}x fewer" if live > held > 0 else ", and serve other settings"
+        click.echo(f"{counted(held, 'step')} replace{'s' if held == 1 else ''} {live} of live runs{fewer}")
     elif not progress.interrupted:
-        note("not complete: the other pairs stay inexact (exact_share below 1); run again to go on")
+        note("not complete: the other pairs are not exact (exact_share below 1); run again to continue")

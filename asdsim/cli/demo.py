@@ -24,15 +24,15 @@ GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 @click.command("demo")
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True,
               help="Folder for the trace, the sweep and the figures.")  # fmt: skip
-@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @threads_option
 @json_option
 @config_option
 def command(out: Path, offline: bool, as_json: bool) -> None:
-    """Capture three prompts of a real model, complete the trace for a small grid, replay, draw.
+    """Capture three prompts with a real model, complete the trace for a small grid, replay it and draw figures.
 
-    The model is SmolLM2-135M-Instruct, fetched once (93 MB). A trained EAGLE3 head drafts for it in a source
-    tree, and the model itself without layer 12 elsewhere.
+    The model is SmolLM2-135M-Instruct, downloaded once (93 MB). In a source tree the drafter is a trained EAGLE3 head;
+    elsewhere it is the model itself without layer 12.
     """
     from ..capture.run import Plan, capture_with
     from ..trace.manifest import MANIFEST
@@ -69,7 +69,7 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     from ..trace.writer import TraceWriter
 
     covered = Grid.product(**COVERED)
-    note(f"asdsim: computing the steps that {len(covered)} settings need and the capture did not meet")
+    note(f"asdsim: computing the steps that {len(covered)} settings need and the capture lacks")
     with TraceWriter.append(trace) as writer, progress_bar(1, "cover", "pair") as bar:
 
         def report(progress: Any) -> None:
@@ -101,7 +101,7 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
         return
     print_table([result])
     click.echo()
-    click.echo(f"{len(covered)} exact settings: {done.steps_held} model steps stand for {done.live_steps} of live runs")
+    click.echo(f"{len(covered)} exact settings: {done.steps_held} model steps replace {done.live_steps} of live runs")
     click.echo(f"{trace}: the trace (asdsim inspect {trace})")
     click.echo(f"{sweep}: {len(wide)} settings, estimated where not covered (asdsim plot {sweep} -o ..)")
     click.echo(f"{figures}: figures, SVG and PNG, each with the data it shows")
@@ -125,5 +125,5 @@ def _write_page(result: Result, out: Path) -> Page:
 def _stop_if(interrupted: bool, out: Path) -> None:
     """End where Ctrl-C ended a stage: what would follow would call unfinished work exact."""
     if interrupted:
-        note(f"asdsim: interrupted; what was computed is kept, asdsim demo -o {out} goes on")
+        note(f"asdsim: interrupted; what was computed is kept, asdsim demo -o {out} continues")
         raise click.exceptions.Exit(130)

@@ -19,10 +19,10 @@ SHORT = {
 
 @click.command("fidelity")
 @click.argument("trace", type=TracePath())
-@click.option("--B", "B", metavar="LIST", help="Budgets; without --B, --g, --M every covered grid is taken.")
+@click.option("--B", "B", metavar="LIST", help="Budgets. Without --B, --g and --M, every covered grid is used.")
 @click.option("--g", "g", metavar="LIST", help="Gates.")
 @click.option("--M", "M", metavar="LIST", help="Caps.")
-@click.option("--semantics", default="paper", show_default=True, help="Which reading of the rule.")
+@click.option("--semantics", default="paper", show_default=True, help="Reading of the rule.")
 @seed_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for a figure of the errors.")
 @json_option
@@ -31,14 +31,14 @@ def command(
     trace: Path, B: str | None, g: str | None, M: str | None, semantics: str, seed: int, output: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure how far estimates are off, on a covered TRACE.
+    """Measure how far off estimates are, on a covered TRACE.
 
     Hides the steps that cover added, estimates every setting from the captured path alone, and compares with the exact
     walk. Settings that act as strict matching everywhere are left out.
     """
     given = [axis is not None for axis in (B, g, M)]
     if any(given) and not all(given):
-        raise UsageError("--B, --g and --M belong together", fix="give all three, or none for the covered grids")
+        raise UsageError("give --B, --g and --M together", fix="give all three, or none for the covered grids")
     from ..rules.settings import Grid
 
     grid = Grid.product(B, g, M, semantics) if B is not None and g is not None and M is not None else None

@@ -13,14 +13,14 @@ from .common import TracePath, config_option, json_option, print_json
 
 @click.command("inspect")
 @click.argument("trace", metavar="DIR", type=TracePath())
-@click.option("--no-checksums", is_flag=True, help="Skip the SHA-256 of the shards; all else is still checked.")
+@click.option("--no-checksums", is_flag=True, help="Skip the SHA-256 of the shards; everything else is still checked.")
 @json_option
 @config_option
 def command(trace: Path, no_checksums: bool, as_json: bool) -> None:
     """Validate the trace in DIR and summarise it.
 
-    Every checksum, row and edge is checked; the first thing that cannot be is named, with exit status 2. Acceptance is
-    that of strict matching at the prefixes that decoding met.
+    Every checksum, row and edge is checked. The first fault is named, with exit status 2. Acceptance is that of strict
+    matching on the captured path.
     """
     from ..evaluate.summary import summarise
     from ..trace.reader import read_trace
@@ -81,7 +81,7 @@ def render(path: str, summary: dict[str, Any]) -> list[str]:
 
 def _unfinished(summary: dict[str, Any]) -> str:
     planned = summary["planned_requests"]
-    return f" of {planned}: asdsim capture --resume goes on" if planned > summary["requests"] else ""
+    return f" of {planned}: asdsim capture --resume continues" if planned > summary["requests"] else ""
 
 
 def _model(described: dict[str, Any]) -> str:

@@ -14,10 +14,10 @@ from .common import config_option, counted, json_option, print_json
 @json_option
 @config_option
 def command(trace: Path, as_json: bool) -> None:
-    """Write TRACE from the shards TRACE.shard-1-of-n .. that capture --shard left beside it.
+    """Join the shards TRACE.shard-1-of-n, .. that capture --shard wrote, into TRACE.
 
     Requests come in the order of an undivided run, and what cover added to the shards is kept. The shards stay; remove
-    them when the trace has been read.
+    them once the trace has been checked.
     """
     from ..trace.join import join
 

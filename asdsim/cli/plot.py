@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _axis(name: str, text: str) -> Any:
     return click.option(
         f"--{name}", name, metavar="LIST",
-        help=f"{text}: values to show of a sweep, or to replay a trace under [trace default: {DEFAULT_AXES[name]}].",
+        help=f"{text} to show from a sweep, or to replay a trace with  [trace default: {DEFAULT_AXES[name]}]",
     )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def _axis(name: str, text: str) -> Any:
 def command(
     source: Path, output: Path, B: str | None, g: str | None, M: str | None, off_trace: str | None, as_json: bool
 ) -> None:
-    """Draw figures from a sweep or a trace, as SVG and PNG, each beside a JSON file that says from what.
+    """Draw figures from a sweep or a trace, as SVG and PNG, each with a JSON file of its data and origin.
 
     A sweep gives acceptance length by setting, acceptance by position, and a heat map over B and g. A trace is
     replayed first, and gives the distribution of regret as well.
@@ -58,7 +58,7 @@ def command(
         paths = plot_trace(source, output, {**DEFAULT_AXES, **axes}, off_trace or "stop", shlex.join(words))
     else:
         if off_trace is not None:
-            raise UsageError("--off-trace is settled when a sweep is made", fix="give it to asdsim replay")
+            raise UsageError("--off-trace is fixed when a sweep is made", fix="give it to asdsim replay")
         paths = plot_sweep(source, output, axes, shlex.join(words))
     if as_json:
         print_json("plot", {"source": str(source), "files": [str(path) for path in paths]})
@@ -79,7 +79,7 @@ def plot_sweep(source: Path, output: Path, axes: dict[str, list[float]], command
         from ..errors import UsageError
 
         raise UsageError(
-            f"it holds rule {', '.join(sorted(others))}, and these figures are over B, g and M",
+            f"it holds rule {', '.join(sorted(others))}, but these figures are over B, g and M",
             where=str(source), fix="use asdsim compare TRACE -o DIR for a figure of several rules",
         )  # fmt: skip
     subject = str(made_from.get("subject", source.name))
@@ -105,7 +105,7 @@ def read_sweep(path: Path) -> tuple[pl.DataFrame, dict[str, Any]]:
     Raises
     ------
     UsageError
-        If the file is no such table.
+        If the file is not such a table.
     """
     import polars as pl
     import pyarrow as pa

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 @click.command("policy")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--model", type=click.Path(path_type=Path), metavar="DIR",
-              help="Check that it fits this model: a directory with config.json.")  # fmt: skip
+              help="Check that the policy fits this model, a directory with config.json.")  # fmt: skip
 @json_option
 def command(source: Path, model: Path | None, as_json: bool) -> None:
     """Show a frozen policy, and how to serve it.
 
-    SOURCE is policy.json, or a directory that holds one. Printed are the setting, what it was frozen for, and what to
-    give vLLM, Transformers and SGLang.
+    SOURCE is policy.json, or a directory that holds one. Prints the setting, what it was frozen for, and what to pass
+    to vLLM, Transformers and SGLang.
     """
     from ..rules.frozen import read_policy
 

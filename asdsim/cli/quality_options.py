@@ -38,7 +38,7 @@ FORMATS = {
     "bound_by_cap": ("blocks ended by the cap (%)", "{:.1f}"),
     "length_change": ("change of length (%)", "{:+.1f}"),
     "outputs_differ_share": ("outputs that differ (%)", "{:.1f}"),
-    "first_difference_mean": ("tokens before they part", "{:.1f}"),
+    "first_difference_mean": ("tokens before the first difference", "{:.1f}"),
     "edit_distance_mean": ("edit distance (0 to 1)", "{:.3f}"),
     "logprob_per_token": ("log-probability per token (nats)", "{:.4f}"),
     "logprob_change_mean": ("change of log-probability per request (nats)", "{:+.2f}"),
@@ -58,8 +58,7 @@ def seed_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--seed`` of a bootstrap."""
     return click.option(
         "--seed", default=0, show_default=True, metavar="N", callback=_whole_number,
-        help="Fixes which requests each bootstrap resample draws, and the parts of --split where there is one: the "
-        "same seed gives the same intervals.",
+        help="Seed of the bootstrap resamples, and of the parts of --split: the same seed gives the same intervals.",
     )(function)  # fmt: skip
 
 
@@ -75,7 +74,8 @@ def cost_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--cost``."""
     return click.option(
         "--cost", metavar="NAME|FILE", default="trace", show_default=True,
-        help="Step times: those of the trace, a published name, or a table (CSV, JSON); 'none' leaves speed out.",
+        help="Step times for predicted speeds: trace (its own), a published name, or a table (CSV, JSON); none "
+             "leaves speeds out.",
     )(function)  # fmt: skip
 
 
@@ -90,9 +90,9 @@ class Scoring:
     allow_code : bool
         Whether programs that the model wrote may be run, each for ``timeout`` seconds with ``memory`` megabytes.
     tokenizer : str or None
-        Name or directory of the target's tokenizer, if not under its own name.
+        Name or directory of the target's tokenizer, if not that of the target's name.
     offline : bool
-        Use only what is on this machine.
+        Use only files on this machine.
     """
 
     chosen: Mapping[str, str]
@@ -133,21 +133,22 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
         names = ("allow_code", "timeout", "memory", "tokenizer", "offline")
         values = {name: given.pop(name) for name in names}
         if not values["timeout"] > 0 or values["memory"] < 64:
-            raise UsageError("a program needs some time and 64 MB at least", fix="raise --timeout or --memory")
+            raise UsageError("a program needs some time and at least 64 MB", fix="raise --timeout or --memory")
         return function(scoring=Scoring(parse_chosen(given.pop("scorers")), **values), **given)
 
     options = (
         click.option("--scorer", "scorers", multiple=True, metavar="TASK=SCORER",
-                     help="How a task is scored, if not by its name: gsm8k, gsm8k-strict, gsm8k-flexible (as lm-eval), "
-                     "math500, mmlu, ifeval, humaneval, mbpp, exact, contains (the reference is in the output), "
-                     "regex:PATTERN (found in it; a group must equal the reference), or MODULE:FUNCTION of yours, "
-                     "called with output and reference."),
+                     help="Scorer of a task, if not the one of its name: gsm8k, gsm8k-strict, gsm8k-flexible (as "
+                          "lm-eval), math500, mmlu, ifeval, humaneval, mbpp, exact, contains (the reference is in the "
+                          "output), regex:PATTERN (found in the output; a group must equal the reference), or "
+                          "MODULE:FUNCTION, your own function of output and reference."),
         click.option("--allow-code-execution", "allow_code", is_flag=True,
                      help="Run the programs that the model wrote (humaneval, mbpp), in a limited process."),
-        click.option("--timeout", default=5.0, show_default=True, help="Seconds that one program may take."),
-        click.option("--memory", default=1024, show_default=True, help="Megabytes that one program may take."),
-        click.option("--tokenizer", help="Name or directory of the target's tokenizer, if not under its own name."),
-        click.option("--offline", is_flag=True, help="Use only what is on this machine."),
+        click.option("--timeout", default=5.0, show_default=True, help="Seconds that each program may take."),
+        click.option("--memory", default=1024, show_default=True, help="Megabytes that each program may use."),
+        click.option("--tokenizer", help="Name or directory of the target's tokenizer, if not that of the target's "
+                                         "name."),
+        click.option("--offline", is_flag=True, help="Use only files on this machine."),
     )  # fmt: skip
     with_options: Callable[..., Any] = command
     for option in reversed(options):
@@ -184,19 +185,19 @@ def print_columns(columns: dict[str, dict[str, Any]], names: Iterable[str]) -> N
             value = column.get(name)
             text = value if isinstance(value, str) else shown(name, value)
             if name == "accuracy_change" and text != "-" and column.get("strict_right") == 0:
-                text += ", strict has none right"
+                text += ", strict gets none right"
             cells.append(f"~{text}" if marked and text != "-" else text)
         rows.append([FORMATS[name][0], *cells])
     print_rows(["figure, 95 % interval", *heads], rows)
     if any(inexact):
-        note("~: not exact, and so without an interval; asdsim cover makes it so")
+        note("~: not exact, so without an interval; asdsim cover makes it exact")
 
 
 def note_baselines(quality: Quality) -> None:
     """Say what the predicted speed-ups are over."""
     if "speed_up" in quality.figures:
-        note("speed-ups are predicted from step times: over the target alone (one token per forward pass, taken to "
-             "last as long as a verification), and over strict speculative decoding with the same drafter")  # fmt: skip
+        note("speed-ups are predicted from step times: over the target alone (one token per forward pass, assumed to "
+             "take as long as a verification), and over strict speculative decoding with the same drafter")  # fmt: skip
 
 
 def with_finished(row: dict[str, Any]) -> dict[str, Any]:
@@ -217,4 +218,6 @@ def plain_row(quality: Quality, setting: int = 0) -> dict[str, Any]:
 def check_resamples(resamples: int) -> None:
     """Refuse a bootstrap that gives no interval."""
     if resamples < 2:
-        raise UsageError(f"--resamples {resamples} give no interval", fix="give at least 2, better 2000")
+        raise UsageError(
+            f"--resamples {resamples} is too small for an interval", fix="give at least 2, preferably 2000"
+        )

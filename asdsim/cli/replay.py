@@ -68,8 +68,8 @@ def _check_device(name: str) -> None:
 @rule_options(exact=True, checks={
     "off_trace": _check_off_trace, "device": _check_device, "threads": check_threads, "output": check_table,
 })  # fmt: skip
-@click.option("--off-trace", metavar="stop|aligned|recorded|pooled", show_default="stop; pooled where neither named "
-              "nor covered", help="At a prefix that was not captured: drop the request (the row is then not exact), or "
+@click.option("--off-trace", metavar="stop|aligned|recorded|pooled", show_default="stop; pooled if no setting is "
+    "named or covered", help="At a prefix that was not captured: drop the request (the row is then not exact), or "
               "estimate.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|reference")
 @click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
@@ -82,7 +82,7 @@ def _check_device(name: str) -> None:
 @click.option(
     "--intervals",
     is_flag=True,
-    help="Give --json the 95 % intervals that the printed table has; null in rows that are not exact.",
+    help="Add the printed table's 95 % intervals to --json; null in rows that are not exact.",
 )
 @click.option(
     "--cost",
@@ -100,14 +100,14 @@ def command(
 ) -> None:  # fmt: skip
     """Walk TRACE under every combination of B, g and M, or of another rule's parameters.
 
-    Without settings, those that TRACE is covered for are shown; where none is covered, a default grid by estimate.
+    Without settings, it shows those that TRACE is covered for; if there are none, it estimates a default grid.
 
-    A row is exact where every walk met captured steps only. Any other is marked with ~, and has neither an interval
-    nor, under --off-trace stop, a gain: it stands on the requests that stayed on the trace, which are no fair sample.
-    Under the other modes it is an estimate; asdsim fidelity says how far off these are.
+    A row is exact if every walk met captured steps only. Any other row is marked with ~ and has no interval. Under
+    --off-trace stop it has no gain either: it covers only the requests that stayed on the trace, a biased sample. Under
+    the other modes it is an estimate; asdsim fidelity measures how far off estimates are.
 
-    --B exact finds every budget at which some decision changes, for each g and M; a row then holds from its B up to
-    below the next one, and rows are shown by B.
+    --B exact finds every budget at which some decision changes, for each g and M. A row then holds from its B to just
+    below the next one, and rows are sorted by B.
     """
     from .. import result as api
 
@@ -131,8 +131,8 @@ def command(
         note(f"wrote {counted(total, 'row')} to {output}")
     model = cost_of(cost, source)
     if not results[0].has_intervals and (intervals or model is not None):
-        note("no interval and no predicted speed: these need one walk for each request, on --device cpu or cuda and "
-             "not pooled")  # fmt: skip
+        note("no interval and no predicted speed: these need one walk per request, so --device cpu or cuda, and not "
+             "pooled")  # fmt: skip
     if as_json:
         rows = [row for result in results for row in result.rows()]
         if intervals or model is not None:
@@ -148,7 +148,7 @@ def note_default(trace: Trace, shown: Grid, mode: str) -> None:
     from ..trace.covered import covered_grids, covered_like
 
     if covered_like(trace, shown) is None:
-        note(f"no setting named, and none covered: {counted(len(shown), 'setting')} by --off-trace {mode}; "
+        note(f"no setting named, and none covered: {counted(len(shown), 'setting')} estimated by --off-trace {mode}; "
              "asdsim cover makes settings exact")  # fmt: skip
     else:
         note(f"no setting named: the {counted(len(shown), 'setting')} that the trace is covered for")
@@ -159,7 +159,7 @@ def note_default(trace: Trace, shown: Grid, mode: str) -> None:
         elif (grid.reading, grid.layout) != (shown.reading, shown.layout):
             others[" ".join(["--semantics", grid.semantics, grid.parameters(0)]).strip()] = None
     if others:
-        note(f"covered as well, and not shown: {', '.join(others)}")
+        note(f"also covered, but not shown: {', '.join(others)}")
 
 
 def print_table(results: list[Result], cost: CostModel | None = None) -> None:
@@ -204,7 +204,7 @@ def _note_baseline(frame: pl.DataFrame, result: Result) -> None:
     unpaired = frame.filter(frame["paired_requests"] < frame["requests"])
     if len(unpaired):
         known, all_of = max(unpaired["paired_requests"].to_list()), result.graph.num_requests
-        note(f"the strict walk is captured for {known} of {all_of} requests, so there is no gain over strict; "
+        note(f"the strict walk is captured for only {known} of {all_of} requests, so there is no gain over strict; "
              f"asdsim cover {result.trace.path} --B 0 --g 0 --M 0 adds the others")  # fmt: skip
 
 

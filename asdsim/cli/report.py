@@ -29,14 +29,14 @@ MOST_SETTINGS = 2000
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True,
               help="File to write.")  # fmt: skip
 @rule_options(required=False)
-@click.option("--policy", type=click.Path(path_type=Path), help="Setting to begin with: a file that asdsim calibrate "
-              "wrote.")  # fmt: skip
+@click.option("--policy", type=click.Path(path_type=Path), help="Start with the setting in this file, which asdsim "
+    "calibrate wrote.")  # fmt: skip
 @click.option("--off-trace", default="stop", show_default=True, metavar="stop|aligned|recorded",
-              help="At a prefix that was not captured, as in replay; what is not exact is marked so.")  # fmt: skip
+              help="At a prefix that was not captured, as in replay; inexact settings are marked.")  # fmt: skip
 @cost_option
-@click.option("--tokenizer", metavar="NAME|DIR", help="Tokenizer of the target, for a trace that holds no text of its "
-              "tokens.")  # fmt: skip
-@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--tokenizer", metavar="NAME|DIR", help="Tokenizer of the target, for a trace without the text of its "
+                                                      "tokens.")  # fmt: skip
+@click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @json_option
 @config_option
 def command(

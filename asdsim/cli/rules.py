@@ -75,7 +75,7 @@ def _print(row: dict[str, Any], whole: bool) -> None:
         click.echo(f"  default setting, published unless the source says otherwise: {' '.join(setting)}")
     click.echo(f"  source: {row['source']}")
     if whole and row["knob"]:
-        click.echo(f"  at a level of risk, compare moves: {row['knob']}")
+        click.echo(f"  compare --level varies: {row['knob']}")
     if row["needs"]:
         click.echo(f"  needs: {', '.join(row['needs'])}")
     if row["note"]:

@@ -27,16 +27,18 @@ if TYPE_CHECKING:
               "times.")  # fmt: skip
 @click.option("--against", default="strict", show_default=True, metavar="SETTING",
               help="What to compare with: strict, 'B=4 g=.25 M=2', 'mars theta=.9'.")  # fmt: skip
-@click.option("--largest-regret", type=int, metavar="N", help="Show the N requests that spend most regret.")
+@click.option("--largest-regret", type=int, metavar="N", help="Show the N requests that spend the most regret.")
 @click.option("--changed-answers", is_flag=True, help="Show the requests whose answers differ, as the scorer of the "
               "task reads them.")  # fmt: skip
-@click.option("--first-differences", is_flag=True, help="List the requests whose outputs differ, and where they part.")
+@click.option(
+    "--first-differences", is_flag=True, help="List the requests whose outputs differ, each with its first difference."
+)
 @click.option("--off-trace", default="stop", show_default=True, metavar="stop|aligned|recorded",
-              help="At a prefix that was not captured: end there, or go on by a marked guess.")  # fmt: skip
-@click.option("--prompt", "whole_prompt", is_flag=True, help="Show prompts whole.")
-@click.option("--tokenizer", metavar="NAME|DIR", help="Tokenizer of the target, for a trace that holds no text of its "
-              "tokens.")  # fmt: skip
-@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+              help="At a prefix that was not captured: stop, or continue with a marked estimate.")  # fmt: skip
+@click.option("--prompt", "whole_prompt", is_flag=True, help="Show whole prompts.")
+@click.option("--tokenizer", metavar="NAME|DIR", help="Tokenizer of the target, for a trace without the text of its "
+                                                      "tokens.")  # fmt: skip
+@click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @json_option
 @config_option
 def command(
@@ -47,11 +49,11 @@ def command(
     """Print what one setting did to the outputs of TRACE, token by token.
 
     A sign and a colour mark each token: = exact, ~ relaxed [and what the target would have chosen], x rejected, > what
-    replaced it, + bonus, - verified but discarded, . behind the end. Each step shows the ledger before and after it,
+    replaced it, + bonus, - verified but discarded, . after the end. Each step shows the ledger before and after it,
     what ended its block, and by how much.
 
-    Without --B, --g and --M the setting is the paper's B = 8, g = .25, M = 2. Without --request or one of the pickers,
-    the requests whose outputs differ are listed.
+    Without --B, --g and --M the setting is the paper's B = 8, g = .25, M = 2. Without --request, --largest-regret or
+    --changed-answers, it lists the requests whose outputs differ.
     """
     from ..evaluate.strips import request_row, walk_of
     from ..report.terminal import Reader
@@ -62,7 +64,7 @@ def command(
     grid = _one(grids)
     other = parse_setting(against, grid)
     if largest_regret is not None and largest_regret < 1:
-        raise UsageError(f"--largest-regret {largest_regret} shows nothing", fix="give at least 1")
+        raise UsageError(f"--largest-regret {largest_regret} is below 1", fix="give at least 1")
     source = load(trace)
     note_unfinished(source)
     vocabulary = vocabulary_of(source, tokenizer, offline)
@@ -80,7 +82,7 @@ def command(
         print_json("show", {"trace": str(trace), "rows": [_record(pair, source, reader) for pair in picked]})
         return
     if not picked:
-        note("no such request: the answers of both settings are alike")
+        note("no request to show: both settings give the same answers")
     elif listing:
         _list(picked, reader)
     else:
@@ -95,7 +97,7 @@ def _one(grids: list[Grid] | None) -> Grid:
         return Grid.product(8.0, 0.25, 2.0)
     number = sum(map(len, grids))
     if number != 1:
-        raise UsageError(f"{number} settings given", fix="show takes one: --B, --g and --M one value each")
+        raise UsageError(f"{number} settings given", fix="show takes one: give --B, --g and --M one value each")
     return grids[0]
 
 
@@ -111,15 +113,14 @@ def vocabulary_of(trace: Trace, tokenizer: str | None = None, offline: bool = Fa
     """
     vocabulary = trace.vocabulary
     if tokenizer is not None:
-        from ..capture.vocabulary import make_vocabulary
+        from ..capture.vocabulary import make_vocabulary, stored_ids
         from ..engines.transformers.text import load_tokenizer
-        from ..trace.vocabulary import stored_ids
 
         loaded = load_tokenizer(trace.manifest.target, tokenizer=tokenizer, offline=offline)
         vocabulary = make_vocabulary(loaded, stored_ids(trace.path, trace.manifest))
     if vocabulary is None:
         raise UsageError(
-            "the trace holds no text of its tokens: an older release wrote it", where=str(trace.path),
+            "the trace lacks the text of its tokens: an older release wrote it", where=str(trace.path),
             fix=f"add --tokenizer {trace.manifest.target.get('name', 'NAME')}",
         )  # fmt: skip
     return vocabulary

@@ -25,13 +25,15 @@ from .quality_options import bootstrap_options, check_resamples, cost_of, cost_o
 @click.command("timing")
 @click.argument("trace", type=TracePath())
 @click.option("--policy", type=click.Path(path_type=Path), required=True, help="File that asdsim calibrate wrote.")
-@click.option("--limit", default=8, show_default=True, help="Requests: the first ones of the trace.")
+@click.option("--limit", default=8, show_default=True, help="Number of requests, from the start of the trace.")
 @click.option("--tokens", type=int, help="Tokens to generate for each.  [default: the trace's limit]")
-@click.option("--max-drift", default=3.0, show_default=True, help="Per cent that the strict runs may differ.")
-@click.option("--interleave", is_flag=True, help="Run the three request by request, on a machine that is not still.")
-@click.option("--target", help="Where the target is now, if no longer under its recorded name.")
+@click.option("--max-drift", default=3.0, show_default=True, help="Percent by which the two strict runs may differ.")
+@click.option(
+    "--interleave", is_flag=True, help="Alternate the three runs request by request, for a machine under other load."
+)
+@click.option("--target", help="Where the target is now, if not under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
-@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @cost_option
 @bootstrap_options
 @threads_option
@@ -41,16 +43,16 @@ def command(
     trace: Path, policy: Path, limit: int, tokens: int | None, max_drift: float, interleave: bool, target: str | None,
     drafter: str | None, offline: bool, cost: str, resamples: int, seed: int, as_json: bool,
 ) -> int:  # fmt: skip
-    """Time a frozen setting live on the models of TRACE: strict, the setting, strict again, with fixed work.
+    """Time a frozen setting live on the models of TRACE: strict, the setting, strict again, to a fixed length.
 
-    Prints what was measured beside what the cost model predicts. Exit status 1 if token counts differ or the two strict
-    runs drift apart by more than --max-drift.
+    Prints the measured speeds beside those that the cost model predicts. Exit status 1 if token counts
+    differ or the two strict runs drift apart by more than --max-drift.
     """
     check_resamples(resamples)
     if not max_drift >= 0:
-        raise UsageError(f"--max-drift {max_drift} is no per cent")
+        raise UsageError(f"--max-drift {max_drift} is not a percentage")
     if cost == "none":
-        raise UsageError("timing compares with a prediction", fix="leave --cost out, or name step times")
+        raise UsageError("timing needs step times for its prediction", fix="leave --cost out, or name step times")
     from .. import result as api
     from ..live.timing import RUNS, time_policy
     from ..rules.frozen import read_policy

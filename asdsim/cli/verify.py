@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 @click.command("verify")
 @click.argument("trace", type=TracePath())
 @rule_options(required=False)
-@click.option("--sample", type=int, help="Draw so many (request, setting) pairs instead of all.")
-@click.option("--seed", default=0, show_default=True, help="Of the draw.")
-@click.option("--near-tie", type=float, help="Margin under which a difference is put down to rounding, in logits (that "
-              "of a decision, under --regret probability, in probability).")  # fmt: skip
-@click.option("--target", help="Where the target is now, if no longer under its recorded name.")
+@click.option("--sample", type=int, help="Verify this many (request, setting) pairs, drawn at random, instead of all.")
+@click.option("--seed", default=0, show_default=True, help="Seed of --sample.")
+@click.option("--near-tie", type=float, help="Margin below which a difference counts as rounding, in logits; "
+              "under --regret probability, the margin of a decision is in probability.")  # fmt: skip
+@click.option("--target", help="Where the target is now, if not under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
-@click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @threads_option
 @json_option
 @config_option
@@ -48,9 +48,9 @@ def command(
     if seed < 0:
         raise UsageError(f"--seed {seed} is negative")
     if sample is not None and sample < 1:
-        raise UsageError(f"--sample {sample} draws nothing", fix="give at least 1")
+        raise UsageError(f"--sample {sample} is below 1", fix="give at least 1")
     if near_tie is not None and not near_tie >= 0:
-        raise UsageError(f"--near-tie {near_tie} is no margin", fix="give a number >= 0, in logits")
+        raise UsageError(f"--near-tie {near_tie} is not a margin", fix="give a number >= 0, in logits")
     from ..live.verify import verify_trace
 
     with progress_bar(1, "verify", "pair") as bar:

@@ -51,7 +51,7 @@ def read_policy_file(path: str | Path) -> tuple[Policy, dict[str, Any]]:
     Raises
     ------
     EngineError
-        If it is no such file, or of a rule that cannot run in an engine.
+        If it is not such a file, or its rule cannot run in an engine.
     """
     try:
         grid, record = read_policy(Path(path))
@@ -108,7 +108,7 @@ def request_policy(extra: Mapping[str, Any] | None, default: Policy, where: str)
     Raises
     ------
     EngineError
-        On a value that is no number, negative or NaN, and on a key that begins with ``asd_`` and is none of ours.
+        On a value that is not a number, negative or NaN, and on an unknown key that begins with ``asd_``.
     """
     given = {key: value for key, value in (extra or {}).items() if str(key).startswith("asd_")}
     if not given:

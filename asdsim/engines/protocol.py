@@ -83,7 +83,7 @@ class Target(Protocol):
         ...
 
     def score_many(self, prefixes: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]]) -> list[Logits]:
-        """Score many blocks that have nothing to do with each other; logits (K_n + 1, V) for each."""
+        """Score many blocks that are independent of each other; logits (K_n + 1, V) for each."""
         return [self.session(prefix).score(prefix, draft) for prefix, draft in zip(prefixes, drafts, strict=True)]
 
     def pooled(self, max_bytes: int) -> ManyScorer:
@@ -119,7 +119,7 @@ class ManyScorer(Protocol):
     """What a batch asks of a target."""
 
     def score_many(self, prefixes: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]]) -> list[Logits]:
-        """Score many blocks that have nothing to do with each other; logits (K_n + 1, V) for each."""
+        """Score many blocks that are independent of each other; logits (K_n + 1, V) for each."""
         ...
 
 
@@ -127,7 +127,7 @@ class ManyProposer(Protocol):
     """What a batch asks of a drafter."""
 
     def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
-        """Propose for many prefixes that have nothing to do with each other."""
+        """Propose for many prefixes that are independent of each other."""
         ...
 
 
@@ -172,7 +172,7 @@ class Drafter(Protocol):
         return self.session(prompt_ids)
 
     def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
-        """Propose for many prefixes that have nothing to do with each other."""
+        """Propose for many prefixes that are independent of each other."""
         return [self.session(prefix).propose(prefix, num_draft_tokens) for prefix in prefixes]
 
     def pooled(self, max_bytes: int) -> ManyProposer:

@@ -1,7 +1,7 @@
 """What a result row means: every figure, defined once.
 
 Names follow vLLM and AIPerf. ``mean_acceptance_length`` counts the bonus token, ``accepted_per_proposal`` does not;
-both are ratios of sums over requests. Tokens behind an end of sequence or the token limit count nowhere.
+both are ratios of sums over requests. Tokens behind an end of sequence or the token limit do not count.
 """
 
 from __future__ import annotations
@@ -15,39 +15,40 @@ import numpy.typing as npt
 from ..stats import Totals
 
 COLUMNS: dict[str, str] = {
-    "rule": "rule that was walked",
+    "rule": "acceptance rule",
     "semantics": "which reading of the rule",
     "B": "budget, regret per request, in logits",
     "g": "gate on regret per suffix value, in logits",
     "M": "cap, relaxed tokens per block",
-    "parameters": "parameters of another rule than ASD, or what this ASD varies",
-    "off_trace": "what happened at prefixes that were not captured",
-    "baseline": "what strict_* and the gain compare with: strict matching by token id, or B = 0 of a reading that "
+    "parameters": "parameters of a rule other than ASD, or the variations of ASD in use",
+    "off_trace": "what the walk did at prefixes that were not captured",
+    "baseline": "what strict_* and the gain compare with: strict matching by token id, or B = 0 under a reading that "
     "accepts ties",
-    "requests": "requests in the figures of this row",
-    "exact": "whether the walk of every request met captured steps only; false: no result, but an estimate, or under "
-    "off_trace stop a mean over the requests that stayed",
+    "requests": "requests that the figures of this row cover",
+    "exact": "whether the walk of every request met captured steps only; if false, the row is an estimate "
+    "or, under off_trace stop, a mean over the requests that stayed on the trace; it is not a result",
     "exact_share": "share of all requests whose walk met captured steps only",
     "paired_requests": "requests of this row whose strict walk is captured as well",
     "mean_acceptance_length": "completion_tokens / num_spec_steps: tokens per verification, bonus included",
     "accepted_per_proposal": "num_accepted_draft_tokens / num_spec_steps: bonus excluded",
     "draft_acceptance_rate": "num_accepted_draft_tokens / num_draft_tokens",
     "strict_mean_acceptance_length": "mean_acceptance_length of the baseline on the same requests; null unless "
-    "paired_requests is requests",
-    "strict_accepted_per_proposal": "accepted_per_proposal of the baseline on the same requests; null likewise",
-    "acceptance_length_gain": "mean_acceptance_length / strict_mean_acceptance_length - 1; null likewise, and where "
-    "requests have left the row",
+    "paired_requests equals requests",
+    "strict_accepted_per_proposal": "accepted_per_proposal of the baseline on the same requests; null in the same "
+    "cases",
+    "acceptance_length_gain": "mean_acceptance_length / strict_mean_acceptance_length - 1; null in the same cases, and "
+    "where requests have left the row",
     "completion_tokens": "tokens committed",
     "num_spec_steps": "verifications",
     "num_draft_tokens": "draft tokens proposed",
     "num_accepted_draft_tokens": "draft tokens committed",
-    "relaxed_tokens": "accepted draft tokens that were not the target's choice",
+    "relaxed_tokens": "accepted draft tokens that differ from the target's choice",
     "regret_spent_mean": "ledger at the end of a request, mean, in logits",
     "regret_spent_p95": "the same, 95th percentile over requests (linear)",
     "regret_spent_max": "the same, largest",
     "rejected_by_gate": "blocks ended by a mismatch over the gate",
     "rejected_by_budget": "blocks ended by a mismatch within the gate but over the budget",
-    "rejected_by_cap": "blocks ended by a mismatch over the cap alone",
+    "rejected_by_cap": "blocks ended by a mismatch within the gate and the budget but over the cap",
     "acceptance_histogram": "steps by number of accepted draft tokens, 0 .. largest K",
 }
 """Fields of a result row, in order."""
@@ -139,7 +140,9 @@ FIGURES: dict[str, Figure] = {
         "factor: unlike speed_up it falls where outputs grow", _with_strict("seconds"),
         _over("seconds_strict", "seconds"),
     ),
-    "tokens_per_second": Figure("predicted by the cost model", ("tokens", "seconds"), _over("tokens", "seconds")),
+    "tokens_per_second": Figure(
+        "tokens per second, predicted by the cost model", ("tokens", "seconds"), _over("tokens", "seconds")
+    ),
     "speed_up_plain": Figure(
         "predicted tokens per second over those of the target alone (plain decoding), as a factor",
         ("tokens", "seconds", "tokens_strict", "plain_strict"),
@@ -151,11 +154,11 @@ FIGURES: dict[str, Figure] = {
         lambda s: 1.0 + _change("tokens", "seconds")(s),
     ),
     "outputs_differ_share": Figure(
-        "share of outputs that are not the strict one, token for token", ("differ", "requests"),
+        "share of outputs that differ from the strict output in any token", ("differ", "requests"),
         _over("differ", "requests"),
     ),
     "first_difference_mean": Figure(
-        "tokens before the first one that differs from strict, over the outputs that differ",
+        "tokens before the first difference from strict, mean over the outputs that differ",
         ("first_difference", "differ"), _over("first_difference", "differ"),
     ),
     "edit_distance_mean": Figure(
@@ -190,14 +193,14 @@ def suffix_reuse(
     """Tell which mismatches are cheap enough, and which of these are followed by exact draft tokens.
 
     The suffix reuse of (tau, p) is the share, among mismatches with regret <= tau that have at least p draft positions
-    behind them in their block, of those whose next p draft tokens all equal the target's choice.
+    after them in their block, of those whose next p draft tokens all equal the target's choice.
 
     Parameters
     ----------
     regret : float64 (m,)
         In logits.
     run : int (m,)
-        Exact draft tokens that follow at once.
+        Exact draft tokens directly after it.
     room : int (m,)
         Draft positions behind the mismatch, up to an EOS or the token limit.
     thresholds : float64 (t,)

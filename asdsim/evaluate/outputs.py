@@ -9,7 +9,7 @@ any number of settings then look it up.
 logsumexp. Their difference is the regret: 0 for a token that is the target's choice, r for a relaxed one. Summed over
 an output, the shortfall against the per-step maxima *on its own prefixes* is therefore the ledger, and B bounds it: an
 output under budget B has at least exp(-B) times the probability that greedy choices on the same prefixes would have. It
-says nothing about how likely the strict output is, which stands on other prefixes.
+says nothing about how likely the strict output is, which has other prefixes.
 """
 
 from __future__ import annotations

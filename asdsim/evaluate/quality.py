@@ -3,7 +3,7 @@
 Pairs of (setting, request) are the data. They are made chunk by chunk from the walks, turned into sums over requests of
 all resamples by one matrix product, and dropped, so memory does not grow with the grid.
 
-A setting whose row is not exact has no interval: the requests that stayed on the trace are no fair sample, and the
+A setting whose row is not exact has no interval: the requests that stayed on the trace are a biased sample, and the
 error of an estimate is not that of sampling requests.
 """
 
@@ -148,14 +148,14 @@ class Quality:
     def about_scores(self, setting: int = 0) -> str:
         """Say who scored how many requests, and whether strict matching has anything right that could be lost."""
         if self.scored is None:
-            return "no request has a score, so accuracy says nothing"
+            return "no request is scored, so accuracy is not known"
         number, right = self.scored[setting].tolist()
-        have = "has" if number == 1 else "have"
+        have = "is" if number == 1 else "are"
         by = f" by {self.scorer}" if self.scorer else ""
         if not number:
-            return f"none of {self.requests[setting]} requests has a score{by}, so accuracy says nothing"
-        text = f"{number} of {self.requests[setting]} requests {have} a score{by}, strict matching has {right} right"
-        return text if right else f"{text}: nothing can be lost, so a drop of accuracy cannot show"
+            return f"none of {self.requests[setting]} requests is scored{by}, so accuracy is not known"
+        text = f"{number} of {self.requests[setting]} requests {have} scored{by}, strict matching gets {right} right"
+        return text if right else f"{text}: there is nothing to lose, so a drop in accuracy cannot show"
 
     def frame(self) -> pl.DataFrame:
         """Return one row per setting: what it is, requests, exact, and every figure with ``_low`` and ``_high``.
@@ -245,7 +245,7 @@ class Evaluator:
     device, threads
         Of the walk.
     graphs : mapping of Layout to Graph, optional
-        Layouts of the trace that are at hand.
+        Layouts of the trace that are already built.
 
     Attributes
     ----------
@@ -426,7 +426,7 @@ class _Pairing:
     def quality(self, grid: Grid, table: Columns, names: Sequence[str]) -> Quality:
         """Turn columns of a grid into figures."""
         exact, strict_exact = table["exact"] > 0, self.strict["exact"] > 0
-        # A request whose strict walk is not known has nothing to be paired with.
+        # A request whose strict walk is not known cannot be paired.
         keep = strict_exact & (exact if self.off_trace == "stop" else True)
         sure = np.asarray((exact & strict_exact).all(axis=1))
         whole, width = bool(keep.all()), len(grid)

@@ -90,7 +90,7 @@ def read_acceptance(path: Path, rows: Rows | None = None) -> Acceptance:
             records.append({"request_id": record.get("request_id", len(records)), **check_acceptance(record, where)})
     if not records:
         left = f": {failed} failed, {without} without statistics of speculative decoding" if failed + without else ""
-        raise ImportRefused(f"there is no row in it{left}", where=shown(path))
+        raise ImportRefused(f"the file has no rows{left}", where=shown(path))
     return Acceptance(records, failed, without)
 
 
@@ -107,7 +107,7 @@ def check_acceptance(row: Row, where: str) -> Row:
     if accepted > drafted:
         raise ImportRefused(f"{accepted} draft tokens accepted, but only {drafted} drafted", where=where)
     if drafted and not steps:
-        raise ImportRefused(f"{drafted} draft tokens in no step", where=where)
+        raise ImportRefused(f"{drafted} draft tokens, but no step", where=where)
     record: Row = {"num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted}
     per_accepted, per_drafted, histogram = _per_step(fields, steps, accepted, drafted)
     tokens = fields.whole("completion_tokens", None)
@@ -121,7 +121,7 @@ def check_acceptance(row: Row, where: str) -> Row:
         raise ImportRefused(
             f"completion_tokens {tokens} is more than {accepted} accepted + {steps} steps"
             + ("" if own else f" + {requests} from prefill"), where=where,
-            fix="steps without a draft are missing from num_spec_steps: tokens per step cannot be had from it",
+            fix="steps without a draft are missing from num_spec_steps: it does not give tokens per step",
         )  # fmt: skip
     if own and tokens is not None and steps:
         length = tokens / steps
@@ -203,7 +203,8 @@ def _histogram(fields: Fields) -> list[int] | None:
         for key in values:
             if not (key.isascii() and key.isdigit() and len(key) <= 5 and str(int(key)) == key):
                 raise ImportRefused(
-                    f"acceptance_histogram has a key that is no number of tokens: {shown(key[:20])}", where=fields.where
+                    f"acceptance_histogram has a key that is not a number of tokens: {shown(key[:20])}",
+                    where=fields.where,
                 )
         most = max(map(int, values), default=-1)
         if most > MAX_DRAFT:
@@ -306,7 +307,7 @@ def read_calibration(path: Path, source: Rows | None = None) -> RegretSample:
         numbers.append((regret, value, ratio))
         rows.append(row)
     if not rows:
-        raise ImportRefused("there is no row in it", where=shown(path))
+        raise ImportRefused("the file has no rows", where=shown(path))
     columns = np.array(numbers, np.float64).T
     return RegretSample(columns[0], columns[1], columns[2], rows)
 
@@ -326,7 +327,7 @@ class AcceptanceLengths:
     generated : list of int
         Tokens of each output.
     lengths : list of int64 arrays
-        One may end before its output, or go on behind it (both occur in the public files); a replay ends with whichever
+        One may end before its output, or continue past it (the public files have both); a replay ends with whichever
         ends first.
     """
 
@@ -337,7 +338,7 @@ class AcceptanceLengths:
 
     @property
     def uneven(self) -> tuple[int, int]:
-        """Rows whose lengths end before the output, and rows whose lengths go on behind it."""
+        """Rows whose lengths end before the output, and rows whose lengths continue past it."""
         more = [len(part) - total for total, part in zip(self.generated, self.lengths, strict=True)]
         return sum(n < 0 for n in more), sum(n > 0 for n in more)
 
@@ -375,7 +376,7 @@ def read_specdecode_bench(path: Path, rows: Rows | None = None) -> list[Acceptan
     Raises
     ------
     ImportRefused
-        On a length that is no whole number >= 1; naming the row.
+        On a length that is not a whole number >= 1; names the row.
     """
     names: list[str] = []
     parts: dict[str, list[npt.NDArray[np.int64]]] = {}
@@ -409,7 +410,7 @@ def read_specdecode_bench(path: Path, rows: Rows | None = None) -> list[Acceptan
         ids.append(str(row.get("id", len(ids))))
         generated.append(len(tokens))
     if not ids:
-        raise ImportRefused("there is no row in it", where=shown(path))
+        raise ImportRefused("the file has no rows", where=shown(path))
     return [AcceptanceLengths(name.removeprefix("acc_"), ids, generated, parts[name]) for name in names]
 
 
@@ -441,7 +442,7 @@ def summary_of(records: Sequence[Row]) -> Row:
 
 
 def _format_of(row: Row, where: str) -> str | None:
-    """Return the format of a row by its keys; None for a response that holds nothing to tell it by."""
+    """Return the format of a row by its keys; None for a response without a key that tells it."""
     if {"regret", "value", "regret_per_value"} <= row.keys():
         return "asd-calibration"
     if any(key.startswith("acc_") for key in row) and "generated_token_ids" in row:
@@ -456,7 +457,7 @@ def _format_of(row: Row, where: str) -> str | None:
 def _unknown(row: Row, where: str) -> ImportRefused:
     keys = shown(", ".join(list(map(str, row))[:20]))
     return ImportRefused(
-        f"the keys {keys or '(none)'} belong to no format known here", where=where, fix=f"known: {', '.join(FORMATS)}"
+        f"the keys {keys or '(none)'} belong to no known format", where=where, fix=f"known: {', '.join(FORMATS)}"
     )
 
 

@@ -92,7 +92,7 @@ def convert_policy(policy: Policy, to: str, block_size: int | None = None) -> Co
                 fix="give the block size K; there is no conversion where K varies",
             )
         if block_size < 1:
-            raise UsageError(f"block size {block_size} is no draft length", fix="give K >= 1")
+            raise UsageError(f"block size {block_size} is not a draft length", fix="give K >= 1")
         g = g * block_size if to == "dspark" else g / block_size
         if not strict:
             notes.append("once the budget is used up exactly, dspark refuses ties and the others accept them")

@@ -1,6 +1,6 @@
 """Complete a stored trace for a grid: the walk says what is missing, the model supplies it.
 
-The walk knows no model and the capture knows no walk; here one is handed to the other.
+The walk knows no model and the capture knows no walk; here one is passed to the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cover_trace(
     TraceError
         If the trace cannot be trusted.
     CaptureError
-        If the models at hand are not those of the trace, or their steps are no functions of the prefix.
+        If the models are not those of the trace, or their steps are not functions of the prefix.
     """
     load_manifest(path)  # refused before models are loaded
     with TraceWriter.append(path) as writer:
@@ -82,7 +82,7 @@ def cover_with(
     faithful: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Do what :func:`cover_trace` does with a writer and models at hand."""
+    """Do what :func:`cover_trace` does with an open writer and loaded models."""
     from ..capture.cover import BatchRunner, FaithfulRunner, cover
     from ..capture.reload import recorder_of
     from ..capture.vocabulary import keep_vocabulary
@@ -95,7 +95,7 @@ def cover_with(
         runner: Any = FaithfulRunner(*models, manifest.num_draft_tokens, recorder, trace.steps_of)
     else:
         runner = BatchRunner(*models, manifest.num_draft_tokens, recorder, batch=batch, kv_bytes=kv_bytes)
-    # Said before the first step is added, so that a run that is killed cannot leave it untrue.
+    # Written before the first step is added, so that a killed run cannot leave it untrue.
     added_before = bool((trace.column("steps", "wave") > 0).any())
     pure = faithful and (not added_before or manifest.notes.get("faithful_only") is True)
     if manifest.notes.get("faithful_only") is not pure:

@@ -33,7 +33,7 @@ class TraceSink:
 
     @classmethod
     def open(cls, config: EngineConfig, about: Mapping[str, Any]) -> TraceSink:
-        """Open the trace that was asked for, or go on with one of the same engine.
+        """Open the trace that was asked for, or continue one of the same engine.
 
         Parameters
         ----------

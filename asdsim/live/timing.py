@@ -1,8 +1,8 @@
-"""Measured speed: strict, ASD, strict again, live and with fixed work, beside what the cost model predicts.
+"""Measured speed: strict, ASD, strict again, live and to a fixed length, with what the cost model predicts.
 
 The paper's protocol: all runs generate the same number of tokens for every request (ends of sequence are ignored), the
-baseline is the mean of the strict runs before and after, and the drift between these two says whether the machine stood
-still. Under a drift of more than 3 % a comparison means little.
+baseline is the mean of the strict runs before and after, and the drift between these two shows whether the machine was
+quiet. With a drift of more than 3 % a comparison means little.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def time_policy(
     cost : CostModel, optional
         By default fitted from the trace.
     max_drift : float
-        Largest drift that is no problem.
+        Largest drift that is acceptable.
     interleave : bool
         Run the three request by request instead of one after the other: what else the machine does then weighs on all
         three alike.
@@ -167,7 +167,7 @@ def time_policy(
         seconds = perf_counter() - start
         return len(done.tokens), len(done.outcomes), sum(one.num_draft_tokens for one in done.outcomes), seconds
 
-    # First calls allocate and compile: they are no part of any run.
+    # First calls allocate and compile: they belong to no run.
     run(setting, replace(records[0], max_new_tokens=min(WARM_TOKENS, records[0].max_new_tokens)))
     table = np.zeros((4, len(RUNS), len(records)))
     order = [(n, r) for n in range(len(RUNS)) for r in range(len(records))]
@@ -185,7 +185,7 @@ def time_policy(
 def _timing(
     evaluator: Evaluator, grid: Grid, rows: list[int], runs: tuple[Counts, Counts, Counts, Floats], max_drift: float
 ) -> Timing:
-    """Put what was measured beside what is predicted.
+    """Compare what was measured with what is predicted.
 
     ``rows`` are the requests in the trace; ``runs`` holds their tokens, steps, drafts and seconds, each (3, R).
     """
@@ -206,11 +206,11 @@ def _timing(
         drift=float(rates[2] / rates[0] - 1.0),
     )  # fmt: skip
     if (made != made[0]).any():
-        timing.problems.append("the runs did not generate equally many tokens: the work was not fixed")
+        timing.problems.append("the runs generated different numbers of tokens, so their times do not compare")
     if abs(timing.drift) > max_drift:
         timing.problems.append(
-            f"the strict runs drifted by {100 * timing.drift:+.1f} %, more than {100 * max_drift:g} %: the machine was "
-            "not still, and the measured speed-up means little"
+            f"the strict runs drifted by {100 * timing.drift:+.1f} %, more than {100 * max_drift:g} %: the machine "
+            "was not quiet, so the measured speed-up means little"
         )
     return timing
 

@@ -1,4 +1,4 @@
-"""Hold a stored trace against live decoding, token for token."""
+"""Compare a stored trace with live decoding, token for token."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The walk and the rules once more, in slow plain Python that shares no code with what it checks."""
+"""A second implementation of the walk and the rules, in slow plain Python that shares no code with what it checks."""

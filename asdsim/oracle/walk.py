@@ -1,4 +1,4 @@
-"""An independent, slow reading of the paper: the oracle that the kernels are held against.
+"""An independent, slow reading of the paper: the oracle that the kernels are checked against.
 
 Source: arXiv 2608.03447, written from its definitions in terms of tokens; nothing is shared with the rule that the
 kernels compile. It tries every prefix length of a block from the longest down, commits tokens one by one, and looks the
@@ -21,7 +21,7 @@ from typing import Any
 
 @dataclass
 class Block:
-    """One verification as the oracle sees it: plain lists, and the generated tokens that it stands behind.
+    """One verification as the oracle sees it: plain lists, and the generated tokens before it.
 
     ``cost`` is what mismatches are charged where that is not their regret in logits. ``rows`` holds what rules other
     than ASD ask for, one dictionary of recorded columns per draft position.

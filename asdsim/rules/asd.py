@@ -87,7 +87,7 @@ def judge_dspark(
 ) -> int:
     """Decide as the DSpark reproduction does; parameters as :func:`judge_paper`, score r / ((K - i) / K).
 
-    Something of the budget must be left before the mismatch, C without it < B - s, and it must fit, C <= B - s: once
+    Some budget must be left before the mismatch, C without it < B - s, and the mismatch must fit, C <= B - s: once
     the budget is used up to the last bit, even a tie is refused, and B = 0 is strict for that reason.
     """
     if not score <= gate:
@@ -118,7 +118,7 @@ def judge_lightllm(
 
 
 def unbound(*arguments: float) -> Any:
-    """Stand where ``judge`` and ``settle`` of a reading belong: nothing decides by default, see :func:`bind`."""
+    """Placeholder for the ``judge`` and ``settle`` of a reading: nothing decides by default, see :func:`bind`."""
     raise NotImplementedError("no judge or ledger is bound here")
 
 
@@ -129,7 +129,7 @@ settle: Callable[..., float] = unbound
 def judge_block(
     score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
 ) -> int:
-    """Decide as the bound ``judge`` does with a ledger that starts anew in every block."""
+    """Decide as the bound ``judge`` does with a ledger that restarts in every block."""
     return judge(score, before, charge, count, 0.0, budget, gate, cap)
 
 
@@ -187,7 +187,7 @@ def accept_block(
 
 
 def bind(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
-    """Return ``function`` with some of its global names bound anew, for example ``accept_block`` to a judge.
+    """Return ``function`` with some of its global names rebound, for example ``accept_block`` to a judge.
 
     The same source thus runs in Python around a Python judge and compiles around a compiled one.
     """
@@ -249,8 +249,8 @@ def mismatches(
 ) -> tuple[list[int], list[float], list[float]]:
     """Lay out a block: positions, scores r/q and charges r of its mismatches, equations (2) to (5).
 
-    ``dspark`` divides by (K - i) / K; to ``lightllm`` a tie is no mismatch. Both let a non-finite regret through, which
-    no gate then accepts if it is NaN.
+    ``dspark`` divides by (K - i) / K; to ``lightllm`` a tie is not a mismatch. Both let a non-finite regret through,
+    which no gate then accepts if it is NaN.
 
     Raises
     ------
@@ -292,7 +292,7 @@ def decide(
     stop : int
         Draft tokens that can be committed at all: K, or fewer where an EOS or the token limit comes first.
     spent, budget, gate, cap : float
-        s, B, g, M; s is 0 where the ledger starts anew in every block.
+        s, B, g, M; s is 0 where the ledger restarts in every block.
     semantics : str
         A key of :data:`JUDGES`.
 

@@ -28,7 +28,7 @@ def read_policy(path: Path) -> tuple[Grid, dict[str, Any]]:
     Raises
     ------
     UsageError
-        If it is no such file, or names a setting that does not exist.
+        If it is not such a file, or names a setting that does not exist.
     """
     record = read_json(path)
     if not isinstance(record, dict) or record.get("kind") != KIND:

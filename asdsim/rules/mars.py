@@ -8,7 +8,7 @@ def score(seen: Seen, params: Params) -> float:
     if seen.rank != 1:
         return NEVER
     if not seen.top[0] > 0.0:
-        raise ValueError(f"the largest logit is {seen.top[0]:g}: z(2)/z(1) says nothing where z(1) <= 0")
+        raise ValueError(f"the largest logit is {seen.top[0]:g}: z(2)/z(1) is meaningless where z(1) <= 0")
     return -(seen.logit / seen.top[0])
 
 

@@ -1,4 +1,4 @@
-"""What may be asked: one setting, a grid of settings, and how both are written on a command line."""
+"""One setting, a grid of settings, and how both are written on a command line."""
 
 from __future__ import annotations
 
@@ -290,9 +290,9 @@ class Grid:
             Key of :data:`SEMANTICS`.
         regret, value, ledger : str
             See :class:`asdsim.rules.scoring.Layout`; by default the value scheme of the semantics. ``ledger`` is
-            ``request``, ``block`` (spent starts from 0 in every block) or ``none`` (no budget: B is not looked at).
+            ``request``, ``block`` (spent starts from 0 in every block) or ``none`` (no budget: B is ignored).
         gate : bool
-            False lifts the gate: g is not looked at.
+            False lifts the gate: g is ignored.
 
         Raises
         ------
@@ -322,7 +322,7 @@ class Grid:
         if not policies:
             raise UsageError("no setting given")
         if any(policy.label for policy in policies):
-            raise UsageError("settings of another rule than ASD", fix="use rule_grids")
+            raise UsageError("settings of a rule other than ASD", fix="use rule_grids")
         shared = {(policy.reading, policy.layout) for policy in policies}
         if len(shared) > 1:
             listed = ", ".join(

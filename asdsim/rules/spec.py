@@ -1,6 +1,6 @@
 """What one acceptance rule is made of, and what it sees of a mismatch.
 
-A rule other than ASD decides about each mismatch by itself. It gives every mismatch a *score* and every setting a
+A rule other than ASD decides each mismatch on its own. It gives every mismatch a *score* and every setting a
 *limit*: the mismatch is accepted where ``score <= limit``. That is ASD's gate with an unlimited budget and cap, so the
 one walk serves all rules; the charge is the regret in logits, so the ledger shows what a rule spent. One parameter, the
 *knob*, moves the limit alone; a sweep over it lays a trace out once.
@@ -114,7 +114,7 @@ class Parameter:
         """
         if self.choices:
             if value not in self.choices:
-                raise UsageError(f"rule {rule}: {self.name}={value!r} is none of {', '.join(self.choices)}")
+                raise UsageError(f"rule {rule}: {self.name}={value!r} is not one of {', '.join(self.choices)}")
             return value
         try:
             number = float(value)

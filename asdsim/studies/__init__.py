@@ -1,1 +1,1 @@
-"""Questions put to a trace: compare, calibrate, audit, fidelity."""
+"""Studies of a trace: compare, calibrate, audit, fidelity."""

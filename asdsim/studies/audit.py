@@ -1,4 +1,4 @@
-"""Judge a frozen setting on outputs that may end by themselves: accuracy, length, divergence and ledger against strict.
+"""Judge a frozen setting on outputs that may end naturally: accuracy, length, divergence and ledger against strict.
 
 An output that meets the token limit first is cut there; reports count both kinds.
 

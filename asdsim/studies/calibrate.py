@@ -1,7 +1,7 @@
 """Choose a setting of a rule on one set of requests, freeze it, and judge it on another.
 
 Choosing the best of many settings on a set makes that setting look better there than it is: the holdout says by how
-much (the optimism). A holdout that shares prompts with the calibration set cannot say it and is refused.
+much (the optimism). A holdout that shares prompts with the calibration set cannot show that, and is refused.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import __version__
 from ..errors import UsageError
 from ..evaluate.quality import Evaluator, Quality, strict_beside
+from ..files import plain
+from ..rules.frozen import KIND, POLICY_VERSION
 from ..rules.settings import Grid, layout_of
 from ..trace.graph import Graph
 from .frozen import check_same_models, how_to_cover, identity, setting_name, setting_record
 
 if TYPE_CHECKING:
+    from ..evaluate.cost import CostModel
     from ..trace.reader import Trace
 
 METHODS = ("pareto", "quantile")
@@ -99,7 +103,7 @@ class Limits:
                     known = quality.scored[:, 1] > 0
                     if not known.any():
                         raise UsageError(
-                            f"a limit on {name} holds nothing: {quality.about_scores()}",
+                            f"a limit on {name} limits nothing here: {quality.about_scores()}",
                             fix="score answers that strict matching can get right (longer outputs, another --scorer, "
                             "other prompts), or leave the limit out",
                         )  # fmt: skip
@@ -157,7 +161,7 @@ def fastest(tables: Sequence[Quality], limits: Limits, rank: str = "token") -> t
             for name, most in limits.given().items()
         )
         total = sum(map(len, tables))
-        raise UsageError(f"none of {total} settings keeps {named}", fix="loosen a limit, or add B = 0 (strict)")
+        raise UsageError(f"none of {total} settings meets {named}", fix="loosen a limit, or add B = 0 (strict)")
     # Sums in another order may differ in their last bits: speeds equal to 12 digits are equal.
     top = max(float(key[0]) for key in keys) * (1 - 1e-12)
     equal = [n for n, key in enumerate(keys) if key[0] >= top]
@@ -213,8 +217,7 @@ class Quantile:
         ratios = rejection_ratios(graph, requests)
         if not len(ratios):
             raise UsageError(
-                "no block of the captured path was rejected with regret > 0, so there are no ratios to take a "
-                "quantile of"
+                "no block of the captured path was rejected with regret > 0, so there are no ratios for a quantile"
             )
         value = float(np.quantile(ratios, self.q, method="linear"))
         return Grid.product(value, value, self.cap, self.semantics)
@@ -338,7 +341,7 @@ def calibrate(
     limits = limits or Limits()
     if holdout is not None:
         if split:
-            raise UsageError("--holdout and --split are two ways to judge", fix="give one of them")
+            raise UsageError("--holdout and --split exclude each other", fix="give one of them")
         check_same_models(identity(evaluator.trace), identity(holdout.trace), str(holdout.trace.path))
         check_disjoint(evaluator.trace, holdout.trace)
     off_trace = estimated or "stop"
@@ -394,7 +397,7 @@ def _candidates(
 
 
 def _strict_missing(evaluator: Evaluator, grid: Grid) -> str:
-    """Say so where strict matching itself, which everything is put beside, is not captured."""
+    """Say so where strict matching, the baseline of every figure, is not captured."""
     missing = int((~evaluator.walk(strict_beside(grid)).exact[0]).sum())
     return f": the strict walk of {missing} requests is not captured" if missing else ""
 
@@ -409,7 +412,7 @@ def _need_exact(quality: Quality, trace: Trace, off_trace: str) -> None:
     if off_trace == "stop" and not quality.exact[0]:
         share = min(quality.exact_share[0], quality.requests[0] / max(1, len(trace.request_ids())))
         raise UsageError(
-            f"{setting_name(quality.grid)} is exact for {100 * share:.0f} % of its requests only",
+            f"{setting_name(quality.grid)} is exact for {100 * share:.0f} % of its requests",
             where=str(trace.path),
             fix=f"run {how_to_cover(trace.path, quality.grid)}, or allow estimates with --estimate",
         )
@@ -422,7 +425,7 @@ def _held_out_in_turn(
     trace = evaluator.trace
     number = len(trace.request_ids())
     if not 2 <= split <= number:
-        raise UsageError(f"--split {split} cannot part {number} requests", fix=f"give 2 to {number}")
+        raise UsageError(f"--split {split} cannot split {number} requests", fix=f"give 2 to {number}")
     part_of = np.random.default_rng(evaluator.seed).permutation(number) % split
     settings, folds = [], []
     for part in range(split):
@@ -447,3 +450,27 @@ def _held_out_in_turn(
             fix="run asdsim cover for the settings of the folds, or use method pareto on covered settings",
         )  # fmt: skip
     return folds, quality
+
+
+def policy_record(
+    calibration: Calibration, trace: Trace, holdout: Trace | None, cost: CostModel | None
+) -> dict[str, Any]:
+    """Return the content of ``policy.json``: the setting, what it belongs to, and how it was found and judged."""
+
+    def side(source: Trace | None, quality: Quality | None) -> dict[str, Any] | None:
+        if quality is None:
+            return None
+        where = {} if source is None else {"trace": str(source.path), "checksum": source.manifest.checksum}
+        return {**where, "figures": quality.row(0)}
+
+    return plain({
+        "schema_version": POLICY_VERSION, "kind": KIND, "asdsim": __version__,
+        **setting_record(calibration.grid), **identity(trace),
+        "method": calibration.method, "rank": calibration.rank,
+        "limits": {**calibration.limits.given(), "bound": calibration.limits.bound},
+        "candidates": calibration.candidates, "ratios": calibration.ratios or None,
+        "cost": None if cost is None else cost.to_dict(), "resamples": calibration.calibration.resamples,
+        "seed": calibration.calibration.seed, "calibration": side(trace, calibration.calibration),
+        "holdout": side(holdout, calibration.holdout), "folds": calibration.folds or None,
+        "optimism": calibration.optimism(),
+    })  # fmt: skip

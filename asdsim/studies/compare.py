@@ -9,7 +9,7 @@ Whether an output differs from strict is known without its text: up to the first
 one, and there it commits another token. Everything else about a walk that leaves the trace is an estimate, and a row
 with an estimate has no interval: the error of an estimate is not that of sampling requests.
 
-Requests whose strict walk is not captured have nothing to be compared with; they leave every row.
+Requests whose strict walk is not captured cannot be compared; they are left out of every row.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Comparison:
         Seconds of one draft token, in target verifications.
     cost_source : str
     off_trace : str
-        Under ``stop`` each rule stands on the requests that never left the trace: no fair sample, and not the same one
-        for every rule. At a level, settings with such a request are no candidates.
+        Under ``stop`` each rule covers the requests that never left the trace: a biased sample, and not the same one
+        for every rule. At a level, settings with such a request are not candidates.
     """
 
     rows: list[dict[str, Any]]
@@ -257,7 +257,7 @@ def compare(
     if level is not None and not level >= 0:
         raise UsageError(f"level {level} of {risk} is negative", fix="give a number >= 0")
     if draft_cost is not None and not (draft_cost >= 0 and np.isfinite(draft_cost)):
-        raise UsageError(f"draft cost {draft_cost} is no cost", fix="give a number >= 0, in target verifications")
+        raise UsageError(f"draft cost {draft_cost} is not a cost", fix="give a number >= 0, in target verifications")
     for name in rules:
         if name not in ("asd", *NAMES):
             raise unknown_name("rule", name, ["asd", *NAMES])
@@ -359,7 +359,7 @@ def _row(name: str, setting: Measured, meter: Meter, cost: float, weights: Float
 
 
 def _against(setting: Measured, asd: Measured, off_trace: str, weights: Floats) -> dict[str, float | None]:
-    """Return the gain over ASD on the requests that both stand on, with an interval where both are exact."""
+    """Return the gain over ASD on the requests that both cover, with an interval where both are exact."""
     exact = setting.exact[0] & asd.exact[0]
     keep = exact if off_trace == "stop" else np.ones_like(exact)
     if not keep.any():
@@ -379,8 +379,8 @@ def gain(
 ) -> tuple[float, float | None, float | None]:
     """Return the relative gain in acceptance length over another setting, with the ends of its 95 % interval.
 
-    Figure, draws and interval are those of :class:`asdsim.evaluate.quality.Evaluator`, so that equal walks have equal
-    intervals there and here. ``keep`` says which requests count; too few give no interval.
+    Figure, draws and interval are those of :class:`asdsim.evaluate.quality.Evaluator`, so equal walks get
+    equal intervals in both. ``keep`` says which requests count; too few give no interval.
     """
     columns = {
         "tokens": setting.tokens[0], "steps": setting.steps[0],

@@ -94,8 +94,8 @@ def measure(
     exact = walk_grid(graph, grid)
     if not exact.exact.all():
         raise UsageError(
-            f"{int((~exact.exact).sum())} of {exact.exact.size} walks of this grid are not exact, so there is no truth "
-            "to compare with",
+            f"{int((~exact.exact).sum())} of {exact.exact.size} walks of this grid are not exact, so there is "
+            "nothing exact to compare with",
             fix="run asdsim cover for the grid first",
         )
     relaxed = exact.counts[:, :, columns.RELAXED].sum(axis=1) > 0

@@ -8,19 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
 from ..errors import UsageError
 from ..files import dump_json, plain, write_atomically
-from ..rules.frozen import KIND, POLICY_VERSION, read_policy
+from ..rules.frozen import read_policy
 from ..rules.settings import SEMANTICS, Grid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..evaluate.cost import CostModel
-    from ..evaluate.quality import Quality
     from ..trace.reader import Trace
-    from .calibrate import Calibration
 
 
 def identity(trace: Trace) -> dict[str, Any]:
@@ -101,30 +97,6 @@ def how_to_cover(path: Path, grid: Grid) -> str:
     return " ".join([f"asdsim cover {path}", *words])
 
 
-def policy_record(
-    calibration: Calibration, trace: Trace, holdout: Trace | None, cost: CostModel | None
-) -> dict[str, Any]:
-    """Return the content of ``policy.json``: the setting, what it belongs to, and how it was found and judged."""
-
-    def side(source: Trace | None, quality: Quality | None) -> dict[str, Any] | None:
-        if quality is None:
-            return None
-        where = {} if source is None else {"trace": str(source.path), "checksum": source.manifest.checksum}
-        return {**where, "figures": quality.row(0)}
-
-    return plain({
-        "schema_version": POLICY_VERSION, "kind": KIND, "asdsim": __version__,
-        **setting_record(calibration.grid), **identity(trace),
-        "method": calibration.method, "rank": calibration.rank,
-        "limits": {**calibration.limits.given(), "bound": calibration.limits.bound},
-        "candidates": calibration.candidates, "ratios": calibration.ratios or None,
-        "cost": None if cost is None else cost.to_dict(), "resamples": calibration.calibration.resamples,
-        "seed": calibration.calibration.seed, "calibration": side(trace, calibration.calibration),
-        "holdout": side(holdout, calibration.holdout), "folds": calibration.folds or None,
-        "optimism": calibration.optimism(),
-    })  # fmt: skip
-
-
 def check_replaces(path: Path, judged: bool) -> None:
     """Refuse to replace a policy that was judged on other requests by one that will not be, or any other file.
 
@@ -146,11 +118,11 @@ def check_replaces(path: Path, judged: bool) -> None:
     try:
         record = read_policy(path)[1]
     except UsageError:
-        raise UsageError("it exists, and is not a policy file", where=str(path), fix=fix) from None
+        raise UsageError("the file exists, and is not a policy file", where=str(path), fix=fix) from None
     if record.get("holdout") and not judged:
         where = record["holdout"].get("trace", "parts held out in turn")
         raise UsageError(
-            f"it holds a policy judged on {where}; the new one would be judged on nothing", where=str(path),
+            f"it holds a policy judged on {where}; the new one would not be judged", where=str(path),
             fix=f"give --holdout or --split; {fix}",
         )  # fmt: skip
 

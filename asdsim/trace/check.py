@@ -46,7 +46,7 @@ def check_requests(trace: Trace) -> None:
     for row, name in enumerate(names):
         if name in seen:
             where = f"{trace.path}: {trace.where('requests', row)}"
-            raise TraceError(f"the request {name!r} is there twice", where=where, fix=RECAPTURE)
+            raise TraceError(f"the request {name!r} appears twice", where=where, fix=RECAPTURE)
         seen.add(name)
     index = trace.column("requests", "request_index")
     refuse(
@@ -77,7 +77,7 @@ def check_requests(trace: Trace) -> None:
 
 
 def check_steps(trace: Trace) -> None:
-    """Check that requests have steps, and these but for their edges; see :func:`check_requests`."""
+    """Check that every request has steps, and check these except their edges; see :func:`check_requests`."""
     refuse(
         trace,
         "requests",
@@ -91,7 +91,7 @@ def check_steps(trace: Trace) -> None:
     first[1:] = request[1:] != request[:-1]
     twice = np.zeros(len(step_id), bool)
     twice[1:] = ~first[1:] & (step_id[1:] == step_id[:-1])
-    refuse(trace, "steps", twice, "the step {} is there twice", "step_id")
+    refuse(trace, "steps", twice, "the step {} appears twice", "step_id")
     place = np.arange(len(step_id)) - trace.step_ptr[request]
     refuse(trace, "steps", step_id != place, "step_id {} does not follow the one before: a step is missing", "step_id")
     width = trace.column("steps", "num_draft_tokens")
@@ -171,9 +171,9 @@ def strict_accepted(trace: Trace, reach: Reach) -> Int64:
 
 
 def leads_on(trace: Trace, reach: Reach, steps: Int64, accepted: Int64, cut: Mask | None = None) -> Mask:
-    """Return whether a next step stands where ``accepted`` drafts of the given steps lead, as bool.
+    """Return whether a next step can follow ``accepted`` drafts of the given steps, as bool.
 
-    It does where the request stops at a mismatch within reach, or accepts the whole block and the bonus token follows,
+    It can where the request stops at a mismatch within reach, or accepts the whole block and the bonus token follows,
     and the token that the target then adds neither is an EOS nor reaches the limit. Where ``cut``, the block may also
     end behind any matching token, as it does for a shorter draft length.
     """
@@ -189,7 +189,7 @@ def leads_on(trace: Trace, reach: Reach, steps: Int64, accepted: Int64, cut: Mas
 
 
 def check_edges(trace: Trace) -> None:
-    """Check that every step stands where its parent leads; see :func:`check_requests`."""
+    """Check that every step is at the prefix that its parent leads to; see :func:`check_requests`."""
     step_id = trace.column("steps", "step_id").astype(np.int64)
     parent_id = trace.column("steps", "parent_step_id").astype(np.int64)
     accepted = trace.column("steps", "parent_accepted").astype(np.int64)
@@ -217,7 +217,7 @@ def check_edges(trace: Trace) -> None:
     reach = reachable_drafts(trace)
     refuse_child(
         ~leads_on(trace, reach, parent, accepted[child], wave[child] > 0),
-        "no rule can go on from step {} with {} accepted draft tokens",
+        "no rule can continue from step {} with {} accepted draft tokens",
         "parent_step_id",
         "parent_accepted",
     )

@@ -42,7 +42,7 @@ def available_memory() -> int | None:
 
 
 def estimated_bytes(manifest: Manifest, narrow: bool) -> int:
-    """Return about what reading a trace takes at its peak; unless ``narrow``, laying it out included."""
+    """Estimate the peak bytes of reading a trace; unless ``narrow``, laying it out included."""
     rows = {table: sum(shard.rows for shard in manifest.shards_of(table)) for table in ("steps", "positions")}
     texts = 4 * sum(shard.bytes for shard in manifest.shards_of("requests"))
     columns = 2 * (8 * manifest.top_k + 52)  # as shards and as one table
@@ -55,7 +55,7 @@ def check_fits(folder: Path, manifest: Manifest, narrow: bool) -> None:
     Raises
     ------
     TraceError
-        With the bytes it takes and those there are.
+        With the bytes needed and the bytes free.
     """
     needed, free = estimated_bytes(manifest, narrow), available_memory()
     if free is not None and TOLERANCE * needed > free:

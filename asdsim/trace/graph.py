@@ -1,6 +1,6 @@
 """A trace as a graph of steps, laid out in flat arrays for the walk.
 
-A step stands at a token prefix. Whatever a rule decides, the step can only stop at one of its mismatches or run to the
+A step belongs to a token prefix. Whatever a rule decides, the step can only stop at one of its mismatches or run to the
 end of its block, so it has (mismatches + 1) outcomes; each outcome commits known tokens and so leads to one next
 prefix: to the step recorded there, to the end of the request, or to a prefix that was not captured.
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..records import StepTables
 
 END, MISSING = -1, -2
-"""Values of ``edge_next`` (and of ``root``) that are no step."""
+"""Values of ``edge_next`` (and of ``root``) that are not steps."""
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -181,7 +181,7 @@ def build_graph(trace: StepTables, layout: Layout = DEFAULT) -> Graph:
     Raises
     ------
     TraceError
-        Where two steps of a request stand on the same prefix, a step's parent is not an earlier step, or the rule
+        Where two steps of a request have the same prefix, a step's parent is not an earlier step, or the rule
         cannot score a row.
     """
     requests = trace.request_records()
@@ -312,7 +312,7 @@ def _margins(blocks: _Blocks, edges: _Edges) -> Float64:
 
 
 def _link(trace: StepTables, requests: list[RequestRecord], blocks: _Blocks, edges: _Edges) -> tuple[Int32, Int32]:
-    """Return (edge_next, root): an edge leads to the step that stands on the prefix it commits."""
+    """Return (edge_next, root): an edge leads to the step at the prefix that it commits."""
     edge_next = np.full(len(edges.step), MISSING, np.int32)
     root = np.full(len(requests), END, np.int32)
     parent, taken = parent_rows(trace), trace.column("steps", "parent_accepted")
@@ -326,7 +326,7 @@ def _link(trace: StepTables, requests: list[RequestRecord], blocks: _Blocks, edg
             if other != step:
                 step_id = trace.column("steps", "step_id")
                 raise TraceError(
-                    f"steps {int(step_id[other])} and {int(step_id[step])} stand on the same prefix",
+                    f"steps {int(step_id[other])} and {int(step_id[step])} have the same prefix",
                     where=f"request {requests[index].request_id}",
                     fix="the trace is damaged; capture it again",
                 )

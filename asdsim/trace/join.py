@@ -1,4 +1,4 @@
-"""Put together what several processes captured: a run split by ``--shard i/n`` leaves n traces beside its output.
+"""Join what several processes captured: a run split by ``--shard i/n`` leaves n traces beside its output.
 
 Each shard is a trace of its own, of every n-th request, so each process writes, resumes and covers without the others.
 """
@@ -16,8 +16,8 @@ from ..errors import TraceError, UsageError
 from ..files import Fields, sync_directory
 from . import manifest as manifests
 from .reader import Trace, read_trace
-from .vocabulary import Vocabulary, store_vocabulary
-from .writer import TEMPORARY, TraceWriter, lock_directory, unlock
+from .vocabulary import Vocabulary
+from .writer import TEMPORARY, TraceWriter, lock_directory, store_vocabulary, unlock
 
 NOTE = "shard"
 """Entry of the manifest's notes: ``{"index": i, "of": n, "requests": requests of all shards}``."""
@@ -61,7 +61,9 @@ def find_shards(path: Path) -> list[Path]:
     splits = sorted({of for of, _ in pairs})
     if len(splits) > 1:
         raise TraceError(
-            f"shards of {splits[0]} and of {splits[1]} lie beside it", where=str(path), fix="remove those of one split"
+            f"shards of two splits, {splits[0]} and {splits[1]}, lie beside it",
+            where=str(path),
+            fix="remove those of one split",
         )
     there = {index for _, index in pairs}
     missing = [index for index in range(1, splits[0] + 1) if index not in there]
@@ -86,7 +88,7 @@ def join(path: str | os.PathLike[str]) -> Trace:
     """
     target = Path(path) if Path(path).name else Path(path).resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise TraceError("holds something already", where=str(target), fix="remove it, or move the shards")
+        raise TraceError("already exists", where=str(target), fix="remove it, or move the shards")
     folders = find_shards(target)
     lock = lock_directory(folders[0])  # one process joins at a time
     try:
@@ -108,7 +110,7 @@ def _check_shards(target: Path, shards: list[Trace]) -> int:
         difference = manifests.first_difference(shards[0].manifest, shard.manifest)
         if difference is not None:
             raise TraceError(
-                f"is of another run than shard 1: {difference[0]} differs", where=str(shard.path),
+                f"is from another run than shard 1: {difference[0]} differs", where=str(shard.path),
                 fix="capture all shards with the same flags and the same models",
             )  # fmt: skip
         if note["index"] != number + 1 or note["of"] != len(shards):
@@ -158,7 +160,7 @@ def _write(target: Path, shards: list[Trace], total: int) -> None:
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove what a killed join of this trace left: with the lock held, no other one is at work.
+    """Remove what a killed join of this trace left: with the lock held, no other join is running.
 
     A directory of such a name that holds anything but files of a trace is not ours and stays.
     """

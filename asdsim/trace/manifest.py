@@ -116,7 +116,7 @@ class Manifest:
         if self.stop not in ("natural", "fixed"):
             raise TraceError(f"stop {self.stop!r} is neither natural nor fixed", where=MANIFEST)
         if not 1 <= self.vocab_size <= 2**31 - 1:
-            raise TraceError(f"vocab_size {self.vocab_size} cannot be", where=MANIFEST)
+            raise TraceError(f"vocab_size {self.vocab_size} is out of range", where=MANIFEST)
         if not min(MIN_TOP_K, self.vocab_size) <= self.top_k <= min(self.vocab_size, 1024):
             raise TraceError(
                 f"top_k {self.top_k} is out of range", where=MANIFEST, fix=f"keep at least {MIN_TOP_K} logits per row"
@@ -208,7 +208,7 @@ def parse(data: bytes, where: str) -> Manifest:
     Raises
     ------
     TraceError
-        If it is no JSON object, of another schema version, damaged, or has fields that cannot be.
+        If it is not a JSON object, has another schema version, is damaged, or has invalid fields.
     """
     damaged = "restore the file from a copy, or capture again"
     try:

@@ -67,7 +67,7 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
                 raise TraceError("the vocabulary is empty", where=str(folder), fix=RESTORE)
             return trace
         except TraceError:
-            # A writer may have merged shards since the manifest was read: then read anew.
+            # A writer may have merged shards since the manifest was read: then read it again.
             if not _changed(folder, raw):
                 raise
 
@@ -109,13 +109,13 @@ def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator
     Raises
     ------
     TraceError
-        If the file is missing, differs from what the manifest says, is no Parquet file of the schema, or would take
+        If the file is missing, differs from what the manifest says, is not a Parquet file of the schema, or would take
         far more memory than its size can account for.
     """
     file = folder / shard.name
     data = _read_file(file, shard)
     if verify and hashlib.sha256(data).hexdigest() != shard.sha256:
-        raise TraceError("the SHA-256 of the shard is not that of the manifest", where=str(file), fix=RESTORE)
+        raise TraceError("the SHA-256 of the shard does not match the manifest", where=str(file), fix=RESTORE)
     expected = file_schema(shard.table, top_k)
     texts = [field.name for field in expected if pa.types.is_string(field.type)]
     try:

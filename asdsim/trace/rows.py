@@ -1,6 +1,6 @@
 """Rows of ``positions``, a part at a time: whether each is valid, and where it belongs.
 
-A part is some rows of a shard. Nothing here needs more than one at hand, so a trace can be checked in little memory.
+A part is some rows of a shard. Only one is needed at a time, so a trace can be checked in little memory.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _check_nulls(rows: _PartRows, bonus: Mask) -> None:
     for name in ("draft_id", "draft_logit", "rank"):
         known = rows.known(name)
         rows.refuse(~known & ~bonus, f"{name} is missing")
-        rows.refuse(known & bonus, f"{name} {{}} stands in the bonus row", name)
+        rows.refuse(known & bonus, f"{name} {{}} is set in the bonus row", name)
     i, parent, known = rows.column("i"), rows.column("parent_position"), rows.known("parent_position")
     rows.refuse(
         np.where(known, (parent < 0) | (parent >= i), i > 0),
@@ -217,7 +217,7 @@ def _check_logits(rows: _PartRows) -> None:
     twice = np.zeros(ids.shape[1], bool)
     for rank in range(1, len(ids)):
         twice |= (ids[:rank] == ids[rank]).any(0)
-    rows.refuse(twice, "a top id is there twice: {}", "top_ids")
+    rows.refuse(twice, "a top id appears twice: {}", "top_ids")
     rows.refuse(
         rows.column("argmax_id") != ids[0],
         "argmax_id {} is not the first of the top ids {}",
@@ -258,7 +258,7 @@ def _check_sums(rows: _PartRows, draft: Mask) -> None:
         if rows.part.table[name].null_count == len(draft):
             continue
         known, values = rows.known(name), rows.column(name)
-        rows.refuse(known & ~draft, f"{name} {{}} stands in the bonus row", name)
+        rows.refuse(known & ~draft, f"{name} {{}} is set in the bonus row", name)
         if name == "draft_logprob":
             bad = ~np.isfinite(values) | (values > 1e-2)
         elif name in ("kl", "reverse_kl"):  # infinite where one side gives no probability at all

@@ -99,7 +99,7 @@ def positions_table(request_id: str, steps: Sequence[StepRecord], top_k: int) ->
     Raises
     ------
     TraceError
-        If an array of a step has not the shape or kind that its K demands.
+        If an array of a step does not have the shape or kind that its K requires.
     """
     for step in steps:
         _check_shapes(request_id, step, top_k)

@@ -1,4 +1,4 @@
-"""Generated tokens before a step, and up to the end of an edge; where two outputs part.
+"""Generated tokens before a step, and up to the end of an edge; where two outputs differ first.
 
 Only the tokens that an outcome commits are stored, once, with the step: whatever came before is read back along the
 parents.
@@ -7,7 +7,7 @@ parents.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,18 @@ from ..errors import TraceError
 
 if TYPE_CHECKING:
     from ..records import StepTables
-    from .graph import Graph
+
+
+class Edges(Protocol):
+    """What :func:`edge_tokens` asks of a graph."""
+
+    @property
+    def edge_accepted(self) -> npt.NDArray[np.int32]: ...
+
+    @property
+    def edge_tokens(self) -> npt.NDArray[np.int32]: ...
+
+    def edge_of(self, edge: int) -> tuple[int, int]: ...
 
 
 def parent_rows(trace: StepTables) -> npt.NDArray[np.int64]:
@@ -71,17 +82,17 @@ def prefix_tokens(trace: StepTables, step: int) -> list[int]:
     return [token for block in reversed(blocks) for token in block]
 
 
-def edge_tokens(trace: StepTables, graph: Graph, edge: int) -> list[int]:
-    """Return all generated tokens up to and with those that an edge of the graph commits."""
+def edge_tokens(trace: StepTables, graph: Edges, edge: int) -> list[int]:
+    """Return all generated tokens up to and including those that an edge of the graph commits."""
     step, _ = graph.edge_of(edge)
     block = _committed(trace, step, int(graph.edge_accepted[edge]), int(graph.edge_tokens[edge]))
     return prefix_tokens(trace, step) + block
 
 
 def first_difference(tokens: Sequence[int], other: Sequence[int]) -> int:
-    """Return the first position at which two outputs part, -1 where they are equal.
+    """Return the first position at which two outputs differ, -1 if they are equal.
 
-    An output that is a beginning of the other parts from it where the shorter one ends.
+    If one output is the beginning of the other, they differ where the shorter one ends.
     """
     for position, (token, another) in enumerate(zip(tokens, other, strict=False)):
         if token != another:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
-from ..files import write_atomically
 from .manifest import VOCABULARY, Manifest
 from .tables import to_numpy
-
-if TYPE_CHECKING:
-    from .writer import TraceWriter
 
 NAME = re.compile(r"vocabulary-[0-9a-f]{12}\.parquet")
 SCHEMA = pa.schema(
@@ -51,7 +46,7 @@ class Vocabulary:
     pieces : list (n,) of bytes
         What each token adds to a text, in UTF-8; not always whole characters.
     special : bool (n,)
-        Tokens such as EOS that are no part of the text.
+        Tokens such as EOS that do not belong to the text.
     drop_leading : bool
         Whether a text loses a space that it begins with, as words of SentencePiece do.
     """
@@ -77,7 +72,7 @@ class Vocabulary:
     def text(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Return the text of some tokens, special ones left out unless asked for.
 
-        Bytes that are no UTF-8 give U+FFFD, as tokenizers have it.
+        Bytes that are not UTF-8 give U+FFFD, as in tokenizers.
 
         Raises
         ------
@@ -96,7 +91,7 @@ class Vocabulary:
         return self._rows[token]
 
     def piece(self, token: int) -> str:
-        """Return what one token stands for: its text, or ``\\xE2\\x80`` where its bytes are no whole characters.
+        """Return what one token stands for: its text, or ``\\xE2\\x80`` where its bytes are not whole characters.
 
         An id that is not in the vocabulary gives ``[id]``.
         """
@@ -120,24 +115,10 @@ class Vocabulary:
 
 
 def occurring_ids(columns: Sequence[npt.NDArray[np.integer]]) -> npt.NDArray[np.int32]:
-    """Return every id in some arrays once, rising; negative ones stand for none."""
+    """Return every id in some arrays once, ascending; negative ones are ignored."""
     unique = [np.unique(column) for column in columns if column.size]
     ids = np.unique(np.concatenate(unique)) if unique else np.zeros(0, np.int32)
     return ids[ids >= 0].astype(np.int32)
-
-
-def stored_ids(folder: Path, manifest: Manifest) -> npt.NDArray[np.int32]:
-    """Return every token id that the shards of a trace hold, a part of one shard in memory at a time."""
-    from .reader import read_shard
-
-    arrays: list[npt.NDArray[np.integer]] = []
-    for shard in manifest.shards_of("positions"):
-        for rows in read_shard(folder, shard, manifest.top_k, verify=False):
-            arrays.append(occurring_ids([to_numpy(rows.table[name]) for name in ("draft_id", "argmax_id", "top_ids")]))
-    for shard in manifest.shards_of("requests"):
-        for rows in read_shard(folder, shard, manifest.top_k, verify=False):
-            arrays.append(occurring_ids([np.concatenate([*to_numpy(rows.table["prompt_ids"]), [-1]])]))
-    return occurring_ids(arrays)
 
 
 def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
@@ -160,7 +141,7 @@ def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
     except OSError as error:
         raise TraceError(f"the vocabulary cannot be read: {error.strerror}", where=str(file), fix=fix) from None
     if len(data) != entry.get("bytes") or hashlib.sha256(data).hexdigest() != entry.get("sha256"):
-        raise TraceError("the vocabulary is not the one of the manifest", where=str(file), fix=fix)
+        raise TraceError("the vocabulary does not match the manifest", where=str(file), fix=fix)
     try:
         table = pq.read_table(pa.BufferReader(data))
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -170,38 +151,6 @@ def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
         raise TraceError("the vocabulary has other columns than id, piece, special", where=str(file), fix=fix)
     ids = to_numpy(table["id"])
     if len(ids) and (ids[0] < 0 or (np.diff(ids) <= 0).any()):
-        raise TraceError("the ids of the vocabulary do not rise", where=str(file), fix=fix)
+        raise TraceError("the ids of the vocabulary are not in ascending order", where=str(file), fix=fix)
     pieces = table["piece"].to_pylist()
     return Vocabulary(ids, pieces, np.array(table["special"].to_pylist(), bool), metadata.get(LEADING) == b"dropped")
-
-
-def store_vocabulary(writer: TraceWriter, vocabulary: Vocabulary) -> None:
-    """Write a vocabulary beside the shards, name it in the manifest, and remove the one before.
-
-    Raises
-    ------
-    TraceError
-        If the disk is full or cannot be written.
-    """
-    columns = [
-        pa.array(vocabulary.ids, pa.int32()), pa.array(vocabulary.pieces, pa.binary()),
-        pa.array(vocabulary.special, pa.bool_()),
-    ]  # fmt: skip
-    leading = b"dropped" if vocabulary.drop_leading else b"kept"
-    sink = pa.BufferOutputStream()
-    table = pa.table(columns, schema=SCHEMA.with_metadata({LEADING: leading}))
-    pq.write_table(table, sink, compression="zstd", compression_level=15, use_dictionary=False)
-    data = bytes(sink.getvalue())
-    checksum = hashlib.sha256(data).hexdigest()
-    name = f"vocabulary-{checksum[:12]}.parquet"
-    entry: dict[str, Any] = {"file": name, "tokens": len(vocabulary), "bytes": len(data), "sha256": checksum}
-    if writer.manifest.notes.get(VOCABULARY) == entry:
-        return
-    try:
-        write_atomically(writer.path / name, data)
-    except OSError as error:
-        raise TraceError(f"cannot be written: {error.strerror or error}", where=str(writer.path / name)) from None
-    writer.update_manifest(notes={**writer.manifest.notes, VOCABULARY: entry})
-    for file in writer.path.iterdir():
-        if NAME.fullmatch(file.name) and file.name != name:
-            file.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Write a trace so that a kill at any moment leaves a readable one.
 
-What is stored, is stored in this order: shards, each whole or not at all (:func:`asdsim.files.write_atomically`), then
-the manifest that names them, the same way. A shard that no manifest names is a left-over of a crash: readers pass it
-by, and the next writer removes it.
+Everything is stored in this order: shards, each whole or not at all (:func:`asdsim.files.write_atomically`), then
+the manifest that names them, the same way. A shard that no manifest names is left over from a crash: readers ignore
+it, and the next writer removes it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from ..errors import TraceError
 from ..files import dump_json, write_atomically
 from ..records import RequestRecord, StepRecord
 from . import manifest as manifests
-from .manifest import MANIFEST, SHARD_NAME, Manifest, Shard
+from .manifest import MANIFEST, SHARD_NAME, VOCABULARY, Manifest, Shard
 from .reader import Part, Trace, build_trace, load_manifest, read_shard, read_trace
 from .schema import TABLES, parquet_options
 from .tables import pack, positions_table, requests_table, steps_table
+from .vocabulary import LEADING, NAME, SCHEMA, Vocabulary
 
 if TYPE_CHECKING:
     import polars as pl
@@ -123,7 +124,7 @@ class TraceWriter:
         Raises
         ------
         TraceError
-            If the trace is of another run (the first field that differs is named), cannot be trusted, or is being
+            If the trace is from another run (the first field that differs is named), cannot be trusted, or is being
             written by another process.
         """
         folder = Path(path)
@@ -136,7 +137,7 @@ class TraceWriter:
         if difference is not None:
             name, theirs, mine = difference
             raise TraceError(
-                f"the trace is of another run: {name} is {_short(theirs)} there and {_short(mine)} now",
+                f"the trace is from another run: {name} is {_short(theirs)} there and {_short(mine)} now",
                 where=str(folder),
                 fix="resume with the settings of the trace, or give another output directory",
             )
@@ -471,13 +472,13 @@ def _os_errors(where: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise TraceError(
-                "no space left on the disk", where=str(where), fix="free some, then continue with --resume"
+                "no space left on the disk", where=str(where), fix="free some space, then continue with --resume"
             ) from None
         raise TraceError(f"cannot be written: {error.strerror or error}", where=str(where)) from None
 
 
 def lock_directory(folder: Path) -> int | None:
-    """Hold the directory for one writer; the system lets go of it when the process ends, however it ends."""
+    """Lock the directory for one writer; the system releases the lock when the process ends, however it ends."""
     try:
         import fcntl
     except ImportError:
@@ -503,3 +504,35 @@ def unlock(handle: int | None) -> None:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def store_vocabulary(writer: TraceWriter, vocabulary: Vocabulary) -> None:
+    """Write a vocabulary beside the shards, name it in the manifest, and remove the one before.
+
+    Raises
+    ------
+    TraceError
+        If the disk is full or cannot be written.
+    """
+    columns = [
+        pa.array(vocabulary.ids, pa.int32()), pa.array(vocabulary.pieces, pa.binary()),
+        pa.array(vocabulary.special, pa.bool_()),
+    ]  # fmt: skip
+    leading = b"dropped" if vocabulary.drop_leading else b"kept"
+    sink = pa.BufferOutputStream()
+    table = pa.table(columns, schema=SCHEMA.with_metadata({LEADING: leading}))
+    pq.write_table(table, sink, compression="zstd", compression_level=15, use_dictionary=False)
+    data = bytes(sink.getvalue())
+    checksum = hashlib.sha256(data).hexdigest()
+    name = f"vocabulary-{checksum[:12]}.parquet"
+    entry: dict[str, Any] = {"file": name, "tokens": len(vocabulary), "bytes": len(data), "sha256": checksum}
+    if writer.manifest.notes.get(VOCABULARY) == entry:
+        return
+    try:
+        write_atomically(writer.path / name, data)
+    except OSError as error:
+        raise TraceError(f"cannot be written: {error.strerror or error}", where=str(writer.path / name)) from None
+    writer.update_manifest(notes={**writer.manifest.notes, VOCABULARY: entry})
+    for file in writer.path.iterdir():
+        if NAME.fullmatch(file.name) and file.name != name:
+            file.unlink(missing_ok=True)

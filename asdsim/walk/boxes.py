@@ -1,8 +1,8 @@
 """The walk on a graph, whole regions of a grid at a time.
 
 On a product grid the settings that have decided alike so far form boxes: a range of gates, a range of caps and a range
-of budgets. A box stands on one step with one ledger, so a mismatch is judged once for all of it: the gate cuts it at
-one index, the budget at another, the cap at a third, and each part that is refused goes on as a box of its own. The
+of budgets. A box is at one step with one ledger, so a mismatch is judged once for all of it: the gate cuts it at
+one index, the budget at another, the cap at a third, and each part that is refused continues as its own box. The
 work follows the number of different behaviours, not the number of settings::
 
     budgets                          a mismatch that gates from g1 on let pass and that B >= b1 can pay for:
@@ -60,7 +60,7 @@ from .request import (
 )
 
 STEP, G_LO, G_HI, C_LO, C_HI, B_LO, B_HI, OUTCOME, COUNT, VERDICT = range(10)
-"""Columns of a box: the step that it stands on, its ranges, and how the block of that step ended for it."""
+"""Columns of a box: the step that it is at, its ranges, and how the block of that step ended for it."""
 
 BOX_COLUMNS = 10
 
@@ -141,7 +141,7 @@ def budget_cut(tile, first, last, score, before, charge, count, spent, gate, cap
 
 
 def decide(graph, tile, stack, top, room):
-    """Decide the block that the box in hand stands on; parts that end otherwise are left waiting. Returns the new top.
+    """Decide the block at the step of the current box; parts that end otherwise are left waiting. Returns the new top.
 
     Each axis is asked in the order of the verdicts. A cut at the upper end refuses the whole box, one at the lower end
     or before it nothing.
@@ -188,7 +188,7 @@ def decide(graph, tile, stack, top, room):
 
 
 def take(graph, stack, top, request, room, off_trace):
-    """Take the edge that the box in hand decided for: count it, settle, and stand on the next step."""
+    """Take the edge that the current box decided for: count it, settle, and move to the next step."""
     box, counts = stack.boxes[top], stack.counts[top]
     step, verdict = box[STEP], box[VERDICT]
     stack.sums[top, SPENT] = settle(stack.sums[top, SPENT], stack.sums[top, TOTAL])

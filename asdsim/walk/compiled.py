@@ -1,6 +1,6 @@
 """How one plain Python source becomes compiled code, cached safely.
 
-numba keys its cache by the file of the outermost function alone, so an edited rule would go on running as it was. The
+numba keys its cache by the file of the outermost function alone, so an edited rule would keep running its old code. The
 names of what is compiled here therefore carry a hash of every source that goes into it.
 """
 

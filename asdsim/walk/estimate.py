@@ -1,9 +1,9 @@
 """Estimates for walks that leave a trace of one path.
 
-``aligned`` and ``recorded`` go on at one captured step, chosen by position or by count. ``pooled`` treats steps as
+``aligned`` and ``recorded`` continue at one captured step, chosen by position or by count. ``pooled`` treats steps as
 draws: what a block accepts depends on how the block before it ended (a block that follows a full one starts in easy
 text, one that follows a correction starts right behind a hard token), and a relaxed rule changes how often each
-happens. So at a prefix that was not captured it goes on with a step drawn from all captured ones whose own
+happens. So at a prefix that was not captured it continues with a step drawn from all captured ones whose own
 predecessor ended in the same way, and so on from there; the request ends where its captured output ended. Every
 request is walked many times and the figures are averaged.
 
@@ -27,7 +27,7 @@ from .request import ACCEPTED, LEFT, STEPS, TOKENS
 from .sweep import Walks, walk_grid
 
 ESTIMATORS = {name: mode.how for name, mode in OFF_TRACE.items() if mode.estimate}
-"""Ways to go on at a prefix that was not captured."""
+"""Ways to continue at a prefix that was not captured."""
 
 DRAWS = 32
 SEED = 0

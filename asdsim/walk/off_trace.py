@@ -21,7 +21,7 @@ class OffTrace:
     code : int or None
         The kernels' code; None where one walk is not enough, and many random ones are averaged.
     how : str
-        Where a walk goes on; empty where it does not.
+        Where a walk continues; empty where it stops.
     note : str
         What a row that is not exact stands for, in tables.
     figure_note : str
@@ -36,7 +36,7 @@ class OffTrace:
 
     @property
     def estimate(self) -> bool:
-        """Whether walks go on, so that every request counts."""
+        """Whether walks continue, so that every request counts."""
         return bool(self.how)
 
     @property
@@ -45,29 +45,29 @@ class OffTrace:
         return self.code is not None
 
 
-_ESTIMATES = "estimates; asdsim fidelity measures on a covered trace how far off they are"
+_ESTIMATES = "estimates; asdsim fidelity measures how far off they are, on a covered trace"
 
 OFF_TRACE = {
     mode.name: mode
     for mode in (
         OffTrace(
             "stop", STOP, "",
-            "means over the requests that never left the trace, no fair sample; asdsim cover makes them exact, "
+            "means over the requests that never left the trace, a biased sample; asdsim cover makes them exact, "
             "--off-trace pooled estimates them",
             "not exact; only the requests that stayed on captured steps",
         ),
         OffTrace(
             "aligned", ALIGNED, "the captured step nearest to the position reached", _ESTIMATES,
-            "estimate; requests that left the captured steps go on at the nearest one",
+            "estimate; requests that left the captured steps continue at the nearest one",
         ),
         OffTrace(
             "recorded", RECORDED, "the next captured step", _ESTIMATES,
-            "estimate; requests that left the captured steps go on with the next one",
+            "estimate; requests that left the captured steps continue with the next one",
         ),
         OffTrace(
             "pooled", None,
             "captured steps drawn from those whose predecessor ended in the same way, averaged over many draws",
-            _ESTIMATES, "estimate; requests that left the captured steps go on at ones drawn at random",
+            _ESTIMATES, "estimate; requests that left the captured steps continue at random ones",
         ),
     )
 }  # fmt: skip

@@ -74,7 +74,7 @@ def visits(graph: Graph, policy: Policy, request: int, off_trace: str = "stop") 
     request : int
         Row of the request.
     off_trace : {"stop", "aligned", "recorded"}
-        Where to go on at an edge that was not captured. The steps behind the first such edge are an estimate.
+        Where to continue at an edge that was not captured. The steps after the first such edge are an estimate.
 
     Raises
     ------

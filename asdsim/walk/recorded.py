@@ -173,12 +173,12 @@ def walk_step(graph, tile, path, step, passing, g, c, lanes, floats, ints, base)
     count = min(passing, tile.cap_most[c])
     accepted = path.accepted[edge]
     base[1 + (accepted >> 3)] += 1 << (8 * (accepted & 7))
-    # Behind the last mismatch that passes the gate stands one that does not, or the end of the block.
+    # After the last mismatch that passes the gate comes one that does not, or the end of the block.
     last = 0 if lo + passing == hi else 1 << AT_GATE
     if passing == 0:
         base[0] += path.word[edge] + last
         return
-    base[0] += path.word[edge] + (1 << AT_BUDGET)  # all lanes in outcome 0, refused by the budget; who accepts moves on
+    base[0] += path.word[edge] + (1 << AT_BUDGET)  # all lanes: outcome 0, refused by the budget; accepting ones move on
     for i in range(count):
         move = path.word[edge + i + 1] - path.word[edge + i]
         move += last - (1 << AT_BUDGET) if i == passing - 1 else 0
@@ -293,7 +293,7 @@ def reach(graph, tile, path, request, g, passing):
             count += 1 if tile.gate_from[j] <= g else 0  # ascending within a step
         passing[p - p_lo] = count
         longest = max(longest, count)
-        goes_on = path.plain[step] or p == p_hi - 1  # behind the last step nothing is walked anyway
+        goes_on = path.plain[step] or p == p_hi - 1  # after the last step nothing is walked anyway
         if safe == p_hi and not (goes_on and tokens + graph.drafted[step] + 1 < graph.limit[request]):
             safe = p
         tokens += graph.edge_tokens[lo + step + count]

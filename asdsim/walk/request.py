@@ -28,9 +28,9 @@ REFUSAL_BITS = 20
 
 
 def go_on(graph, off_trace, request, steps, tokens):
-    """Return the step at which a walk goes on that met an edge which was not captured, ``END`` for none.
+    """Return the step at which a walk continues after an edge that was not captured, ``END`` for none.
 
-    ``steps`` and ``tokens`` are what the walk has behind it.
+    ``steps`` and ``tokens`` are those of the walk so far.
     """
     if off_trace == RECORDED:
         nth = graph.path_ptr[request] + steps
@@ -44,7 +44,7 @@ def go_on(graph, off_trace, request, steps, tokens):
 
 
 def walk_request(graph, request, budget, gate, cap, off_trace, step, steps, tokens, spent, histogram):
-    """Walk one request on from a step, with ``steps`` and ``tokens`` behind it and ``spent`` in the ledger.
+    """Continue a walk of one request at a step, after ``steps`` and ``tokens``, with ``spent`` in the ledger.
 
     ``graph`` is a :class:`asdsim.trace.graph.GraphArrays`. ``histogram`` (int32, largest K + 1, steps by accepted draft
     tokens) is added to.

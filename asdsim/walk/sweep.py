@@ -63,7 +63,7 @@ class Walks:
 
 
 def choose_device(device: str) -> str:
-    """Resolve ``auto`` to CUDA where a GPU and its toolkit are at hand, else to CPU.
+    """Resolve ``auto`` to CUDA where a GPU and its toolkit are available, else to CPU.
 
     Raises
     ------
@@ -235,7 +235,7 @@ def sums_of(walks: Walks, strict: Walks, off_trace: str) -> GridSums:
     """Add up single walks over the requests that count."""
     exact = walks.exact
     keep = exact if off_trace == "stop" else np.ones_like(exact)
-    # The baseline leaves the comparison with the request that left the trace.
+    # A request that left the trace leaves the baseline too.
     paired = (keep & strict.exact[0]).astype(np.int64)
     counts = walks.counts.astype(np.int64)
     same = np.einsum("nrc,nr->cn", counts, paired)[[columns.STEPS, columns.TOKENS]]

@@ -59,7 +59,7 @@ def test_peers_walk_as_the_kernels_do() -> None:
         run._check(name, graph, part, 4, one)
     accepted, spent = found["python"]
     accepted[0, 3] += 1
-    with pytest.raises(RuntimeError, match="python does not walk as the kernels do"):
+    with pytest.raises(RuntimeError, match="python does not agree with the kernels"):
         run._check("python", graph, part, 4, (accepted, spent))
 
 

@@ -114,7 +114,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "task twice": (["--task", "humaneval,humaneval"], "twice"),
     "task argument": (["--task", "humaneval:x"], "humaneval:x: there is no such split or file"),
     "rule": (["--rule", "asdd"], "did you mean 'asd'"),
-    "B under strict": (["--B", "1"], "--B has no meaning under --rule strict"),
+    "B under strict": (["--B", "1"], "--B has no effect under --rule strict"),
     "no B": (["--rule", "asd"], "needs a budget"),
     "negative B": (["--rule", "asd", "--B=-1"], "B=-1 is negative"),
     "NaN g": (["--rule", "asd", "--B", "1", "--g", "nan"], "g is NaN"),
@@ -258,5 +258,5 @@ def test_all_that_is_wrong_with_a_capture_is_one_line(saved: Path, tmp_path: Pat
     flags = ["--K", "0", "--stop", "naturl", "--rule", "asd", "--template-date", "x", "--target", "./nowhere"]
     status, out, err = run(capsys, *usual(saved, tmp_path / "t"), *flags, "--temperature", "1")
     assert (status, out) == (2, "") and err.count("\n") == 1
-    for message in ("--K 0 is too small", "'natural'?", "needs a budget", "is no date", "./nowhere", "greedy"):
+    for message in ("--K 0 is too small", "'natural'?", "needs a budget", "is not a date", "./nowhere", "greedy"):
         assert err.count(message) == 1, err

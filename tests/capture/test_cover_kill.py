@@ -136,7 +136,7 @@ def test_an_interrupted_command_claims_nothing_and_exits_130(
         (row,) = json.loads(out)["rows"]
         assert row["interrupted"] and row["pairs"] == 4 * 45 and row["exact_pairs"] < row["pairs"]
     else:
-        assert "stand for" not in out and f"of {4 * 45} (request, setting) pairs exact" in out
+        assert "replace" not in out and f"of {4 * 45} (request, setting) pairs exact" in out
 
 
 def test_a_full_disk_is_one_clear_error_and_loses_nothing(

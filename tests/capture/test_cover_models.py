@@ -180,7 +180,7 @@ def test_a_drafter_with_memory_and_a_processor_are_refused(pair: Any) -> None:
     with pytest.raises(CaptureError, match="remembers more than the prefix"):
         check_exact(mindful, manifest_of(target, drafter))
     processed = manifest_of(target, drafter, settings={"logits_processors": ["temperature"]})
-    with pytest.raises(CaptureError, match="behind a processor"):
+    with pytest.raises(CaptureError, match="after a processor"):
         check_exact(drafter, processed)
 
 

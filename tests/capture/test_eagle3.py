@@ -138,7 +138,10 @@ def test_eagle_1_is_its_variant(deep: HFTarget, tmp_path: Path) -> None:
             {"target_layer_ids": [1, 2, 9]},
             r"reads hidden states \[2, 3, 10\], the target has 0 to 6.*--draft-layer-ids",
         ),
-        ({"target_layer_ids": [1, 2, 3], "aux_hidden_state_layer_ids": [1, 2, 3]}, "disagrees.*--draft-layer-ids"),
+        (
+            {"target_layer_ids": [1, 2, 3], "aux_hidden_state_layer_ids": [1, 2, 3]},
+            "contradicts itself.*--draft-layer-ids",
+        ),
         ({"aux_hidden_state_layer_ids": [1, 2, 6]}, "before the target's final norm.*--draft-layer-ids"),
         ({"num_attention_heads": None}, "attention heads"),
     ],
@@ -157,12 +160,12 @@ def test_what_the_configuration_leaves_open_is_asked_for(
     ("fault", "text"),
     [
         ("missing", "tensor norm.weight is missing"),
-        ("extra", "tensor more.weight has no place"),
+        ("extra", "tensor more.weight does not belong"),
         ("shape", r"tensor layer.mlp.down_proj.weight is \(32, 63\)"),
         ("no map", "lm_head has 40 rows, the target 96 tokens, and d2t is missing"),
         ("other map", "d2t and t2d name different"),
         ("beyond", "names token 96, the target has 96"),
-        ("second layer", r"tensor layers.1.mlp.up_proj.weight has no place"),
+        ("second layer", r"tensor layers.1.mlp.up_proj.weight does not belong"),
     ],
 )
 def test_damaged_checkpoints_are_refused(deep: HFTarget, tmp_path: Path, fault: str, text: str) -> None:

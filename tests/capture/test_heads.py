@@ -315,10 +315,10 @@ def test_capture_cover_and_verify(
     [
         ("eagle3:./nowhere", [], "no file or directory './nowhere'"),
         ("medusa", [], "names no head"),
-        ("layer-skip:1", ["--draft-rope-theta", "5"], "--draft-rope-theta has no meaning for drafter layer-skip"),
-        ("eagle3", ["--draft-anchor", "first"], "--draft-anchor has no meaning"),
-        ("eagle3", ["--draft-layer-ids", "a,2"], "'a,2' is no list of hidden states"),
-        ("eagle3", ["--draft-rope-theta", "-5"], "is no base"),
+        ("layer-skip:1", ["--draft-rope-theta", "5"], "--draft-rope-theta has no effect on drafter layer-skip"),
+        ("eagle3", ["--draft-anchor", "first"], "--draft-anchor has no effect"),
+        ("eagle3", ["--draft-layer-ids", "a,2"], "'a,2' is not a list of hidden states"),
+        ("eagle3", ["--draft-rope-theta", "-5"], "is not a base"),
         ("dspark", ["--draft-anchor", "second"], "unknown draft anchor 'second'"),
     ],
 )
@@ -338,7 +338,7 @@ def test_bad_flags_are_refused_before_anything_is_loaded(
 
 def test_more_tokens_than_medusa_has_heads_are_refused(llama: Any, heads: dict[str, str], requests: Requests) -> None:
     target = HFTarget(llama, "tiny-llama")
-    with pytest.raises(CaptureError, match=f"K={K + 1} is more than drafter medusa:.* can do.*K <= {K}"):
+    with pytest.raises(CaptureError, match=f"K={K + 1} is more than drafter medusa:.* can draft.*K <= {K}"):
         decode(target, make_drafter(heads["medusa"], target), requests(1)[0], STRICT, K + 1)
 
 

@@ -188,7 +188,7 @@ def test_divergences_are_recorded_where_asked_for(target: HFTarget, requests: Re
     steps = decode(target, drafter, request, STRICT, 3, Recorder(divergences=("kl", "tv"))).steps
     assert all(set(step.divergences) == {"kl", "tv"} for step in steps)
     assert all(step.divergences["kl"].shape == (3,) and (step.divergences["kl"] > 0).all() for step in steps)
-    with pytest.raises(UsageError, match="lookup has no distribution"):
+    with pytest.raises(UsageError, match="lookup gives no distribution"):
         make_drafter("lookup", target, keep_logits=True)
 
 
@@ -280,9 +280,9 @@ def test_drafters_that_do_not_fit_are_refused(target: HFTarget, requests: Reques
     for spec, message in {
         "layer-skp": "did you mean 'layer-skip'",
         "layer-skip:": "ends with a colon",
-        "layer-skip:a": "no list of layers",
-        "lookup:0": "no n-gram length",
-        "lookup:x": "no n-gram length",
+        "layer-skip:a": "not a list of layers",
+        "lookup:0": "not an n-gram length",
+        "lookup:x": "not an n-gram length",
         "model": "names no model",
     }.items():
         with pytest.raises(AsdsimError, match=message):

@@ -206,7 +206,7 @@ def test_bad_requests_are_refused_before_decoding() -> None:
         attempt(prompt=(1, 99))
     with pytest.raises(CaptureError, match="K=0 drafts nothing"):
         attempt(K=0)
-    with pytest.raises(CaptureError, match=r"K=4 is more than drafter blocks can do \(give K <= 3\)"):
+    with pytest.raises(CaptureError, match=r"K=4 is more than drafter blocks can draft \(give K <= 3\)"):
         attempt(max_draft_tokens=3)
     with pytest.raises(CaptureError, match="vocabulary has 17 tokens, the target's 16"):
         attempt(max_draft_tokens=None, vocab_size=17)

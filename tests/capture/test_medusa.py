@@ -107,9 +107,9 @@ def test_what_is_no_medusa_head_is_refused(target: HFTarget, tmp_path: Path) -> 
     for number, (tensors, text) in enumerate(
         [
             (gap, "tensor blocks.1.0.weight is missing"),
-            (extra, "tensor more has no place"),
+            (extra, "tensor more does not belong"),
             (uneven, "3 heads, but 2 projections"),
-            ({"some.weight": torch.zeros(2, 2)}, "no head known here"),
+            ({"some.weight": torch.zeros(2, 2)}, "no known head"),
         ]
     ):
         folder = save(tmp_path / str(number), tensors, {}, "medusa_lm_head.pt")
@@ -118,7 +118,7 @@ def test_what_is_no_medusa_head_is_refused(target: HFTarget, tmp_path: Path) -> 
     folder = save(tmp_path / "good", medusa_tensors(WIDTH, VOCAB, 2), {})
     with pytest.raises(UsageError, match="kind medusa, not eagle3.*write --drafter medusa:"):
         make_drafter(f"eagle3:{folder}", target)
-    with pytest.raises(UsageError, match="--draft-rope-theta has no meaning for drafter medusa"):
+    with pytest.raises(UsageError, match="--draft-rope-theta has no effect on drafter medusa"):
         make_drafter(f"medusa:{folder}", target, overrides={"rope_theta": 1e4})
 
 

@@ -76,9 +76,9 @@ def test_ids_and_references(tmp_path: Path) -> None:
         ({"prompt": "\ud800"}, "line 1: prompt is .*, not text"),
         ({"turns": [1]}, r"turns\[0\] is 1, not text"),
         ({"messages": [{"role": "assistant", "content": "b"}]}, "no user speaks in messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"content\[0\]: no text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"content\[0\]: text is missing"),
         ({"messages": ["a"]}, r"messages\[0\]: not a JSON object"),
-        ({"messages": [{"content": "a"}]}, r"messages\[0\]: no from"),
+        ({"messages": [{"content": "a"}]}, r"messages\[0\]: from is missing"),
         ({"instruction": 3}, "instruction is 3, not text"),
         ({"prompt": "a", "reference": {"b": float("nan")}}, None),
     ],
@@ -198,9 +198,9 @@ def test_a_prompt_gets_one_bos_and_one_template() -> None:
         ("{{ raise_exception('no system role') }}", "request p: the chat template fails: no system role"),
         ("{% for %}", "the chat template fails"),
         ("{{ 1 / 0 }}", "the chat template fails: division by zero"),
-        ([{"name": "a", "template": "x"}], "the chat template is no text: a list"),
-        ({"a": "x", "tool_use": "y"}, "the chat template is no text: a, tool_use"),
-        (7, "the chat template is no text: a int"),
+        ([{"name": "a", "template": "x"}], "the chat template is not text: a list"),
+        ({"a": "x", "tool_use": "y"}, "the chat template is not text: a, tool_use"),
+        (7, "the chat template is not text: a int"),
     ],
 )
 def test_a_template_that_fails_is_one_error(template: Any, message: str) -> None:
@@ -285,7 +285,7 @@ def test_a_capture_goes_on_the_next_day(
     on(monkeypatch, date(2026, 3, 2))
     assert run(capsys, *clocked, "--resume")[0] == 0
     status, _, err = run(capsys, *clocked, "--resume", "--template-date", "2026-03-02")
-    assert status == 2 and "of another run: settings.prompts_sha256" in err
+    assert status == 2 and "from another run: settings.prompts_sha256" in err
     assert run(capsys, *clocked, "-o", tmp_path / "u", "--template-date", "2026-03-01")[0] == 0
     assert read_trace(tmp_path / "u").request_records() == first.request_records()
 
@@ -305,7 +305,7 @@ def test_what_is_not_taken_as_it_stands_is_said(saved: Path, tmp_path: Path, cap
     file = tmp_path / "p.jsonl"
     file.write_text('{"turns": ["w1", "w2", "w3"]}\n{"turns": ["w1", "w2"]}\n{"prompt": "w4"}\n')
     status, _, err = run(capsys, *usual(saved, tmp_path / "t"), "--task", f"jsonl:{file}", "--max-new-tokens", 2)
-    assert status == 0 and err == "asdsim: 2 prompts go on after the first turn: 3 later turns are not asked\n"
+    assert status == 0 and err == "asdsim: 2 prompts have more than one turn: 3 later turns are left out\n"
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_what_is_not_taken_as_it_stands_is_said(saved: Path, tmp_path: Path, cap
     [
         (["--chat-template-arg", "enable_thinking=false"], "no chat template is applied"),
         (["--chat-template-arg", "x"], "is not NAME=VALUE"),
-        (["--template-date", "1.2.2026"], "is no date"),
+        (["--template-date", "1.2.2026"], "is not a date"),
         (["--template-date", "2026-02-01"], "the chat template has no date"),
     ],
 )

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from asdsim.capture.vocabulary import stored_ids
 from asdsim.cli import main
 from asdsim.trace import read_trace
 from asdsim.trace.join import parse_shard
-from asdsim.trace.vocabulary import stored_ids
 from asdsim.trace.writer import TraceWriter
 from tests.support.tracefiles import difference
 
@@ -80,7 +80,7 @@ def test_an_unfinished_or_foreign_shard_is_named(saved: Path, tmp_path: Path, ca
     assert run(capsys, *arguments(saved, target, "--shard", "2/2"))[0] == 0
     shutil.copytree(tmp_path / "t.shard-2-of-2", tmp_path / "t.shard-3-of-3")
     status, _, err = run(capsys, "join", target)
-    assert status == 2 and "shards of 2 and of 3" in err
+    assert status == 2 and "shards of two splits, 2 and 3" in err
     shutil.rmtree(tmp_path / "t.shard-3-of-3")
     names = ("t.shard-1-of-2", "t.shard-2-of-2", "aside")
     for old, new in ((0, 2), (1, 0), (2, 1)):
@@ -92,7 +92,7 @@ def test_an_unfinished_or_foreign_shard_is_named(saved: Path, tmp_path: Path, ca
     target.mkdir()
     assert run(capsys, "join", target)[0] == 0
     status, _, err = run(capsys, "join", target)
-    assert status == 2 and "holds something already" in err
+    assert status == 2 and "already exists" in err
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".tmp")] == []
 
 
@@ -104,14 +104,14 @@ def test_a_capture_that_was_not_finished_says_so(saved: Path, tmp_path: Path, ca
         for record in trace.request_records()[:3]:
             writer.add_request(record, trace.steps_of(record.request_id))
     assert "requests   7\n" in run(capsys, "inspect", full)[1]
-    assert "requests   3 of 7: asdsim capture --resume goes on\n" in run(capsys, "inspect", part)[1]
+    assert "requests   3 of 7: asdsim capture --resume continues\n" in run(capsys, "inspect", part)[1]
     assert "not finished" not in run(capsys, "replay", full, *GRID)[2]
-    assert "3 of 7 requests; the capture was not finished" in run(capsys, "replay", part, *GRID)[2]
+    assert "3 of 7 requests; the capture is not finished" in run(capsys, "replay", part, *GRID)[2]
     status, _, err = run(capsys, "cover", part, *GRID)
-    assert status == 0 and "3 of 7 requests; the capture was not finished, --resume goes on" in err
+    assert status == 0 and "3 of 7 requests; the capture is not finished, --resume continues it" in err
     assert "not finished" not in run(capsys, "cover", full, *GRID)[2]
     status, _, err = run(capsys, *arguments(saved, part, "--resume"))
-    assert status == 0 and "the grids that were covered no longer are" in err
+    assert status == 0 and "the trace no longer covers its grids" in err
     assert read_trace(part).manifest.grids == []
 
 

@@ -100,7 +100,7 @@ def test_mmlu_and_mbpp_prompts(tmp_path: Path) -> None:
         ("svamp", {"id": "1", "question": "q", "answer": "many"}, "answer is 'many', not a number"),
         ("ifeval", {"key": 1, "prompt": "p", "instruction_id_list": ["a"], "kwargs": []}, "kwargs is"),
         ("mt-bench", {"turns": []}, "turns is"),
-        ("math500", {"problem": "p"}, "line 1: no answer"),
+        ("math500", {"problem": "p"}, "line 1: answer is missing"),
     ],
 )
 def test_rows_that_are_refused(tmp_path: Path, name: str, row: dict[str, Any], message: str) -> None:

@@ -42,7 +42,7 @@ def test_prompts_hold_the_strict_answers_under_any_rule(
     args = [*usual(saved, tmp_path / "t"), "--task", f"jsonl:{talk}", "--turns", "all", *rule]
     status, out, err = run(capsys, *args)
     assert status == 0 and "6 requests captured" in out
-    assert "2 prompts go on after the first turn: 3 later turns are asked, each after the strict answers" in err
+    assert "2 prompts have more than one turn: 3 later turns are asked, each after the strict answers" in err
     trace = read_trace(tmp_path / "t")
     assert trace.request_ids() == NAMES and trace.manifest.settings["turns"] == "all"
     model = tiny_llama()
@@ -82,7 +82,7 @@ def test_without_asking_for_them_later_turns_are_counted(
     saved: Path, talk: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     status, out, err = run(capsys, *usual(saved, tmp_path / "t"), "--task", f"jsonl:{talk}")
-    assert status == 0 and "3 requests captured" in out and "3 later turns are not asked" in err
+    assert status == 0 and "3 requests captured" in out and "3 later turns are left out" in err
     assert "turns" not in read_trace(tmp_path / "t").manifest.settings
 
 

@@ -110,7 +110,7 @@ def test_replay_alone_shows_what_is_covered(capsys):
 
 def test_replay_alone_estimates_a_default_grid_where_nothing_is_covered(capsys, trace):
     status, out, err = run(capsys, "replay", trace)
-    assert status == 0 and "none covered: 72 settings by --off-trace pooled; asdsim cover" in err
+    assert status == 0 and "none covered: 72 settings estimated by --off-trace pooled; asdsim cover" in err
     answer = json.loads(run(capsys, "replay", trace, "--json")[1])
     assert answer["off_trace"] == "pooled" and answer["rows"] == asdsim.replay(trace).rows()
     answer = json.loads(run(capsys, "replay", trace, "--json", "--off-trace", "stop")[1])
@@ -124,7 +124,7 @@ def test_survivors_look_like_no_result(capsys, tmp_path):
     cells = [cell.strip() for cell in out.splitlines()[2].split("|")[1:-1]]
     assert status == 0 and cells[2:4] == ["4 of 24", "~7.245"] and "95 %" not in out and "[" not in out
     assert all(cell.startswith("~") or cell == "-" for cell in cells[3:])
-    assert "no fair sample; asdsim cover makes them exact, --off-trace pooled estimates them; marked ~" in err
+    assert "a biased sample; asdsim cover makes them exact, --off-trace pooled estimates them; marked ~" in err
     assert "few" not in err  # that is about intervals, and there is none
     row = json.loads(run(capsys, *words, "--json", "--intervals", "--cost", "trace")[1])["rows"][0]
     assert row["exact"] is False and row["acceptance_length_gain"] is None and set(row["intervals"].values()) == {None}
@@ -201,10 +201,10 @@ def test_no_missing_option_hides_a_wrong_path(capsys, tmp_path, command):
     ("args", "message"),
     [
         (["repaly"], "did you mean 'replay'"),
-        (["replay", "TRACE", "--B", "1", "--M", "1"], "Missing option '--g' (--B, --g and --M belong together)"),
+        (["replay", "TRACE", "--B", "1", "--M", "1"], "Missing option '--g' (give --B, --g and --M together)"),
         (["cover", "TRACE"], "Missing options '--B', '--g', '--M'"),
-        (["verify", "TRACE", "--semantics", "core"], "--semantics without settings would change nothing"),
-        (["verify", "TRACE", "--no-gate"], "--no-gate without settings would change nothing"),
+        (["verify", "TRACE", "--semantics", "core"], "--semantics has no effect without settings"),
+        (["verify", "TRACE", "--no-gate"], "--no-gate has no effect without settings"),
         (["replay", "TRACE", *AXES, "--rule", "asdd"], "did you mean 'asd'"),
         (["replay", "TRACE", *AXES, "--semantics", "papr"], "did you mean 'paper'"),
         (["replay", "TRACE", *AXES, "--off-trace", "stopp"], "did you mean 'stop'"),
@@ -222,7 +222,7 @@ def test_no_missing_option_hides_a_wrong_path(capsys, tmp_path, command):
         (["calibrate", "TRACE", *AXES, "--table", "x"], "ends in .parquet or .csv"),
         (["audit", "TRACE", "--sweep", "-o", "x.xlsx"], "ends in .parquet or .csv"),
         (["replay", "TRACE", *AXES, "--threads", "-1"], "negative"),
-        (["verify", "TRACE", "--B", "1"], "belong together"),
+        (["verify", "TRACE", "--B", "1"], "give --B, --g and --M together"),
         (["verify", "TRACE"], "not covered for any grid"),
         (["fidelity", "TRACE"], "not covered for any grid"),
         (["cover", "TRACE", *AXES, "--batch", "0"], "--batch 0 is out of range"),
@@ -300,7 +300,9 @@ def test_closeness_is_in_the_unit_of_the_regret(capsys):
         checked += visit.closeness == pytest.approx(first)
     assert checked > 5
     help_text = " ".join(run(capsys, "replay", "--help")[1].split())
-    assert "p(y) - p(x) from 0 to 1" in help_text and "closeness to another decision are in its unit" in help_text
+    assert (
+        "p(y) - p(x) from 0 to 1" in help_text and "figures of regret and decision margins are in its unit" in help_text
+    )
 
 
 def test_result_in_python(trace):
@@ -325,7 +327,7 @@ def test_result_in_python(trace):
         (["verify", "TRACE", "--sample", "1", "--seed", "-1"], "negative"),
         (["fidelity", "TRACE", "--B", "", "--g", "1", "--M", "1"], "empty item"),
         (["replay", "TRACE", *AXES, "--off-trace", "poled"], "did you mean 'pooled'"),
-        (["capture", "-o", "new", "--task", "gsm8k", "--drafter", "layer-skip:²"], "no list of layers"),
+        (["capture", "-o", "new", "--task", "gsm8k", "--drafter", "layer-skip:²"], "not a list of layers"),
     ],
 )
 def test_numbers_beyond_reason_are_one_clear_line_too(capsys, trace, args, message):

@@ -53,8 +53,8 @@ def test_a_ragged_record_is_read_with_its_own_drafted_tokens(tmp_path: Path) -> 
     [
         ({"acceptance_histogram": [1, 2, 0, 0, 0, 1]}, "sums to 4, not to 3 steps"),
         ({"acceptance_histogram": [1, 1, 0, 0, 0, 1]}, "holds 6 accepted tokens, not 7"),
-        ({"acceptance_histogram": {"0": 0, "x": 1}}, "no number of tokens"),
-        ({"acceptance_histogram": {"-1": 3}}, "no number of tokens"),
+        ({"acceptance_histogram": {"0": 0, "x": 1}}, "not a number of tokens"),
+        ({"acceptance_histogram": {"-1": 3}}, "not a number of tokens"),
         ({"acceptance_histogram": [0, 1, 0, 2]}, "does not count per_step_accepted"),
         ({"num_draft_tokens": 6}, "7 draft tokens accepted, but only 6 drafted"),
         ({"num_draft_tokens": 15}, "per_step_drafted has 3 steps and sums to 9"),
@@ -65,7 +65,7 @@ def test_a_ragged_record_is_read_with_its_own_drafted_tokens(tmp_path: Path) -> 
         ({"mean_acceptance_length": 7 / 3}, "the bonus token included"),
         ({"draft_acceptance_rate": 0.5}, "draft_acceptance_rate 0.5 is not"),
         ({"num_spec_steps": -1}, "not a whole number >= 0"),
-        ({"num_spec_steps": None}, "no num_spec_steps"),
+        ({"num_spec_steps": None}, "num_spec_steps is missing"),
         ({"num_spec_steps": True}, "num_spec_steps is True, not a whole number"),
         ({"completion_tokens": 12}, "completion_tokens 12 is more than 7 accepted + 3 steps + 1 from prefill"),
         ({"num_spec_tokens": 4}, "num_spec_tokens is 4, but a step accepted 5"),
@@ -78,13 +78,13 @@ def test_a_ragged_record_is_read_with_its_own_drafted_tokens(tmp_path: Path) -> 
             {"num_spec_tokens": 5, "num_draft_tokens": 10, "per_step_drafted": [1, 3, 6], "draft_acceptance_rate": 0.7},
             "num_spec_tokens is 5, but a step drafted 6",
         ),
-        ({"acceptance_histogram": {"1000000000": 3}}, "no number of tokens"),
+        ({"acceptance_histogram": {"1000000000": 3}}, "not a number of tokens"),
         ({"acceptance_histogram": {"99999": 3}}, "a step of 99999 accepted tokens"),
-        ({"acceptance_histogram": {"01": 3}}, "no number of tokens"),
-        ({"acceptance_histogram": {"\u0663": 3}}, "no number of tokens"),
+        ({"acceptance_histogram": {"01": 3}}, "not a number of tokens"),
+        ({"acceptance_histogram": {"\u0663": 3}}, "not a number of tokens"),
         ({"acceptance_histogram": [0] * 40_000}, "acceptance_histogram has 40000 entries"),
         ({"per_step_accepted": [1, 1, 10**9]}, "per_step_accepted[2] is 1000000000, not a whole number >= 0 and <="),
-        ({"num_spec_steps": 0}, "9 draft tokens in no step"),
+        ({"num_spec_steps": 0}, "9 draft tokens, but no step"),
         ({"draft_acceptance_rate": 0.7771}, "draft_acceptance_rate 0.7771 is not 0.777778"),
         ({"mean_acceptance_length": 11 / 3}, "mean_acceptance_length 3.66667 is not 3.33333"),
         ({"engine": "asdsim", "completion_tokens": 11}, "completion_tokens 11 is more than 7 accepted + 3 steps"),
@@ -145,7 +145,7 @@ def test_a_trace_is_converted_under_one_setting_into_a_file_of_rows(capsys, tmp_
     status, out, err = run(capsys, "convert", trace, "-o", tmp_path / "rows.txt")
     assert (status, out) == (2, "") and "cannot tell the format of" in err and not (tmp_path / "rows.txt").exists()
     status, _, err = run(capsys, "convert", lines(tmp_path / "a.jsonl", RECORD), "--B", 0, "--g", 0, "--M", 0)
-    assert status == 2 and "a setting belongs to a trace" in err
+    assert status == 2 and "a setting applies only to a trace" in err
 
 
 def test_calibration_is_marked_not_replayable(capsys, tmp_path: Path) -> None:
@@ -213,7 +213,12 @@ def test_a_broken_bench_row_is_named(tmp_path: Path, change: dict[str, Any], mes
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "there is no row"), ("{", "line 1: not valid JSON"), ("3\n", "not a JSON object"), ('{"a": 1}', "no format")],
+    [
+        ("", "the file has no rows"),
+        ("{", "line 1: not valid JSON"),
+        ("3\n", "not a JSON object"),
+        ('{"a": 1}', "no known format"),
+    ],
 )
 def test_files_that_are_something_else(capsys, tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "x.jsonl"
@@ -376,11 +381,11 @@ def test_failed_requests_and_plain_responses_are_counted_not_read(capsys, tmp_pa
     status, _, err = run(capsys, "convert", file)
     assert status == 0 and "left out: 7 requests that failed, 2 without statistics" in err
     status, out, err = run(capsys, "convert", lines(file, *failed, *plain))
-    assert status == 2 and "there is no row in it: 7 failed, 2 without statistics" in err and out == ""
+    assert status == 2 and "the file has no rows: 7 failed, 2 without statistics" in err and out == ""
     status, _, err = run(capsys, "convert", lines(file, {"choices": [{"avg_decoded_tokens_per_iter": 2.5}]}))
     assert status == 2 and "avg_decoded_tokens_per_iter alone says neither" in err
     status, _, err = run(capsys, "convert", lines(file, good, {"weather": "\x1b[31m"}))
-    assert status == 2 and "line 2: the keys weather belong to no format" in err
+    assert status == 2 and "line 2: the keys weather belong to no known format" in err
 
 
 def test_a_step_that_the_output_cuts_counts_what_it_gave(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_part_of_a_sweep(sweep: Path, tmp_path: Path, capsys) -> None:
         (["{sweep}", "--B", "3"], "no setting with B = 3 (B in the table: 0, 2, 4)"),
         (["{sweep}", "--B", "-1"], "negative"),
         (["{sweep}", "--g", "x"], "not a number"),
-        (["{sweep}", "--off-trace", "aligned"], "settled when a sweep is made"),
+        (["{sweep}", "--off-trace", "aligned"], "fixed when a sweep is made"),
         (["{folder}/nothing.parquet"], "no such file or directory"),
         (["{text}"], "not a readable Parquet table"),
         (["{other}"], "no column"),

@@ -66,7 +66,7 @@ def test_calibrate_says_what_its_figures_are_not(capsys, tmp_path) -> None:
     assert err.count("chosen without 8 requests") == 3
     quantile = ["calibrate", CAL, "-o", tmp_path / "p.json", "--method", "quantile", "--estimate", "aligned", "--M", 2]
     status, out, err = run(capsys, *quantile)
-    assert status == 2 and "it holds a policy judged on parts held out in turn; the new one would be judged on" in err
+    assert status == 2 and "it holds a policy judged on parts held out in turn; the new one would not be judged" in err
     _, out, err = run(capsys, *quantile, "--force")
     assert "q25 of" in out and "M=2" in out and "estimates (aligned)" in err
 
@@ -78,7 +78,7 @@ def test_calibrate_replaces_only_a_file_that_was_named(capsys, tmp_path, monkeyp
     frozen = Path("policy.json").read_bytes()
     status, out, err = run(capsys, *words, "--seed", 7)
     assert status == 2 and not out and Path("policy.json").read_bytes() == frozen
-    assert "policy.json: it exists, and no -o asks to replace it (give -o policy.json" in err
+    assert "policy.json: the file exists, and is replaced only if -o names it (give -o policy.json" in err
     assert run(capsys, *words, "--seed", 7, "-o", "policy.json")[0] == 0
     assert Path("policy.json").read_bytes() != frozen
 
@@ -87,12 +87,12 @@ def test_calibrate_replaces_only_a_file_that_was_named(capsys, tmp_path, monkeyp
     ("args", "message"),
     [
         (["calibrate", CAL, "--holdout", CAL], "in the calibration set"),
-        (["calibrate", CAL, "--holdout", HELD, "--split", "2"], "two ways to judge"),
+        (["calibrate", CAL, "--holdout", HELD, "--split", "2"], "exclude each other"),
         (["calibrate", CAL, "--method", "qantile"], "did you mean 'quantile'"),
-        (["calibrate", CAL, "--B", "1"], "belong together"),
+        (["calibrate", CAL, "--B", "1"], "give --B, --g and --M together"),
         (["calibrate", CAL, "--max-divergence", "-1"], "negative"),
         (["calibrate", CAL, "--cost", "no-such.csv"], "unknown cost"),
-        (["calibrate", CAL, "--resamples", "1"], "give no interval"),
+        (["calibrate", CAL, "--resamples", "1"], "is too small for an interval"),
         (["calibrate", CAL, "--seed", "-1"], "--seed -1 is negative"),
         (["compare", CAL, "--seed", "-1"], "--seed -1 is negative"),
         (["fidelity", CAL, "--seed", "-1"], "--seed -1 is negative"),
@@ -125,7 +125,7 @@ def test_audit_of_a_policy_and_of_a_grid(capsys, tmp_path, words) -> None:
     file = tmp_path / "policy.json"
     run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 200)
     status, out, err = run(capsys, "audit", HELD, "--policy", file, "--resamples", 200)
-    assert status == 0 and "McNemar, exact" in out and "8 of 24 requests have a score" in out
+    assert status == 0 and "McNemar, exact" in out and "8 of 24 requests are scored" in out
     assert "humaneval is not scored" in err and "mt-bench is not scored" in err
     status, out, _ = run(capsys, "audit", HELD, "--sweep", "--json", "--resamples", 200, "-o", tmp_path / "t.parquet")
     answer = json.loads(out)
@@ -140,22 +140,22 @@ def test_a_limit_on_accuracy_is_refused_where_strict_has_nothing_right(capsys, t
     asked = ["calibrate", CAL, "-o", file, *AXES, "--resamples", 50, "--max-accuracy-drop", 0.01]
     status, out, err = run(capsys, *asked)
     assert status == 2 and not out and not file.exists() and err.count("\n") == 1
-    assert "8 of 24 requests have a score by gsm8k, strict matching has 0 right: nothing can be lost" in err
+    assert "8 of 24 requests are scored by gsm8k, strict matching gets 0 right: there is nothing to lose" in err
 
 
 def test_audit_and_calibrate_say_what_the_scores_stand_on(capsys, tmp_path, words, monkeypatch) -> None:
     file = tmp_path / "policy.json"
     run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50)
     _, out, _ = run(capsys, "audit", HELD, "--policy", file, "--resamples", 50)
-    assert "strict has none right |" in out and "a drop of accuracy cannot show; " in out
-    ended, cut = map(int, re.search(r"(\d+) of 24 outputs end by themselves, (\d+) at the token limit", out).groups())
+    assert "strict gets none right |" in out and "a drop in accuracy cannot show; " in out
+    ended, cut = map(int, re.search(r"(\d+) of 24 outputs end naturally, (\d+) at the token limit", out).groups())
     assert ended + cut == 24 and cut > 0
     _, out, _ = run(capsys, "audit", HELD, "--sweep", "--resamples", 50)
-    assert "strict matching: " in out and "at the token limit" in out and "a drop of accuracy cannot show" in out
+    assert "strict matching: " in out and "at the token limit" in out and "a drop in accuracy cannot show" in out
     monkeypatch.setattr("asdsim.evaluate.scorers.gsm8k.score", lambda text, reference: True)
     status, _, err = run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50, "--max-accuracy-drop", 0)
     assert status == 0
-    assert "calibration: 8 of 24 requests have a score by gsm8k, strict matching has 8 right\n" in err
+    assert "calibration: 8 of 24 requests are scored by gsm8k, strict matching gets 8 right\n" in err
 
 
 def test_audit_refuses_other_models(capsys, tmp_path, words) -> None:
@@ -216,7 +216,7 @@ def test_calibrate_keeps_a_policy_that_was_judged_on_more(capsys, tmp_path) -> N
     judged = file.read_bytes()
     status, out, err = run(capsys, *words)
     assert status == 2 and not out and file.read_bytes() == judged
-    assert f"it holds a policy judged on {HELD}; the new one would be judged on nothing" in err and "--force" in err
+    assert f"it holds a policy judged on {HELD}; the new one would not be judged" in err and "--force" in err
     assert run(capsys, *words, "--split", 2)[0] == 0 and file.read_bytes() != judged
     assert run(capsys, *words)[0] == 2 and run(capsys, *words, "--force")[0] == 0
     assert json.loads(file.read_text())["holdout"] is None and run(capsys, *words)[0] == 0
@@ -249,7 +249,7 @@ def test_figures_that_are_not_exact_are_marked(capsys, tmp_path) -> None:
     file = tmp_path / "p.json"
     loose = ["calibrate", CAL, "--B", 3, "--g", 0.3, "--M", 3, "-o", file, "--resamples", 50, "--estimate", "aligned"]
     status, out, err = run(capsys, *loose)
-    assert status == 0 and "24 requests, NOT EXACT |" in out and "~: not exact, and so without an interval" in err
+    assert status == 0 and "24 requests, NOT EXACT |" in out and "~: not exact, so without an interval" in err
     cells = [line.split("|")[2].strip() for line in out.splitlines() if line.startswith("| tokens per step")]
     assert re.fullmatch(r"~\d\.\d{3}", cells[0]) and "are few" not in err
     record = json.loads(run(capsys, *loose, "--json")[1])["calibration"]
@@ -284,7 +284,7 @@ def test_scorers_that_a_user_names(capsys, tmp_path, words, monkeypatch) -> None
     (tmp_path / "mine.py").write_text("def even(text, reference):\n    return len(text) % 2 == 0\n")
     for scorer, called in (("contains", "contains"), ("regex:boxed", "regex:boxed"), ("mine:even", "mine:even")):
         status, out, _ = run(capsys, "audit", HELD, "--sweep", "--resamples", 50, "--scorer", f"gsm8k={scorer}")
-        assert status == 0 and f"8 of 24 requests have a score by {called}" in out
+        assert status == 0 and f"8 of 24 requests are scored by {called}" in out
     status, out, _ = run(
         capsys, "audit", HELD, "--sweep", "--resamples", 50, "--scorer", "mt-bench=regex:\\d=?", "--json"
     )
@@ -327,7 +327,7 @@ def test_timing_of_work_that_was_not_fixed_fails(capsys, toy, monkeypatch) -> No
     decode = loop.decode
     monkeypatch.setattr(loop, "decode", shorter)
     status, _, err = run(capsys, *toy, "--max-drift", 1e9)
-    assert status == 1 and "did not generate equally many tokens" in err
+    assert status == 1 and "generated different numbers of tokens" in err
 
 
 def test_an_interrupted_run_is_no_result(capsys, toy, monkeypatch) -> None:
@@ -411,7 +411,7 @@ def test_calibrate_ranks_by_time_per_answer_and_limits_growth_and_accuracy(capsy
     kept = rows.filter(pl.col("length_change") <= max(most, 0.0))
     assert json.loads(out)["calibration"]["speed_up"]["value"] == kept["speed_up"].max()
     status, out, err = run(capsys, *asked, "-o", tmp_path / "d.json", "--min-accuracy", 0.5)
-    assert status == 2 and "keeps accuracy >= 0.5" in err and not out
+    assert status == 2 and "meets accuracy >= 0.5" in err and not out
     status, _, err = run(capsys, *asked, "-o", tmp_path / "e.json", "--rank", "answer", "--cost", "none")
     assert status == 2 and "needs step times" in err
     status, _, err = run(capsys, *asked, "-o", tmp_path / "e.json", "--rank", "answers")

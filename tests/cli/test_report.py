@@ -20,8 +20,8 @@ import asdsim
 from asdsim.cli import main
 from asdsim.report.page import island, write_report
 from asdsim.rules.settings import Policy
-from asdsim.trace.vocabulary import Vocabulary, store_vocabulary
-from asdsim.trace.writer import TraceWriter
+from asdsim.trace.vocabulary import Vocabulary
+from asdsim.trace.writer import TraceWriter, store_vocabulary
 from tests.support.toytrace import write_toy_trace
 
 ROOT = Path(__file__).parents[2]
@@ -200,7 +200,7 @@ def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for words, message in (
         ([HOLDOUT, "-o", tmp_path / "folder"], "is a folder"),
         ([HOLDOUT, "--policy", tmp_path / "none.json"], "cannot read it"),
-        ([tmp_path / "toy"], "holds no text of its tokens"),
+        ([tmp_path / "toy"], "lacks the text of its tokens"),
         ([HOLDOUT, "--B", "0:3000", "--g", "1", "--M", "1"], "is not a range"),
         ([HOLDOUT, "--B", "0:3000:1", "--g", "1", "--M", "1"], "too many for a page"),
     ):

@@ -181,9 +181,9 @@ def test_compare_published_and_matched(capsys: pytest.CaptureFixture[str], trace
     assert "| over strict, 95 % (%) |" in text and "| strict | 1." in text and "| +0.0 [+0.0, +0.0] |" in text
     assert status == 0 and "| asd B=8 g=0.25 M=2 |" in text and (tmp_path / "compare.svg").exists()
     assert "asd does not win" in text or "asd has the longest" in text
-    assert "a greedy trace cannot tell" in err and "estimates, since walks left" in err
+    assert "a greedy trace cannot show" in err and "estimates, because walks left" in err
     assert "| medusa eps=0.09 alpha=sqrt(eps) |" in text and "| fly h=0.3 W=min(6,K-1) |" in text
-    assert re.search(r"\| truncate K=\d \|", text) and "truncate has no published K: it is shown at the one with" in err
+    assert re.search(r"\| truncate K=\d \|", text) and "truncate has no published K: it is shown at the K with" in err
     assert rows["medusa"]["parameters"]["alpha"] == rows["fly"]["parameters"]["W"] == 0.0  # as -p takes them
 
 
@@ -193,11 +193,11 @@ def test_compare_says_that_requests_which_stayed_are_no_fair_sample(
     words = ("compare", trace, "--draft-cost", 0.1, "--off-trace", "stop", "--rules", "strict,asd,mars")
     status, text, err = run(capsys, *words, "-o", tmp_path)
     assert status == 0 and "estimate" not in text + err
-    assert "2 of 3 rows not ranked: not exact, on requests that are no fair sample; asdsim cover" in text
+    assert "2 of 3 rows not ranked: not exact, on a biased sample of requests; run asdsim cover" in text
     assert "longe" not in text  # neither ASD nor mars is exact, so neither is ranked nor named
     rows = {row["rule"]: row for row in json.loads((tmp_path / "compare.json").read_text())["data"]["rows"]}
     assert rows["asd"]["requests"] < 8 == rows["strict"]["requests"]
-    noted = next(line for line in err.splitlines() if "no fair sample" in line)
+    noted = next(line for line in err.splitlines() if "a biased sample" in line)
     assert f"asd {rows['asd']['requests']}" in noted and "strict" not in noted
 
 
@@ -222,9 +222,9 @@ def test_replay_shows_no_interval_of_two_requests(capsys: pytest.CaptureFixture[
     [
         (["--rules", "asd,marz"], "did you mean 'mars'"),
         (["--risk", "regret", "--level", 1], "unknown risk measure"),
-        (["--risk", "regret_per_token"], "says nothing without --level"),
+        (["--risk", "regret_per_token"], "has no effect without --level"),
         (["--level", -1], "is negative"),
-        (["--draft-cost", -1], "is no cost"),
+        (["--draft-cost", -1], "is not a cost"),
     ],
 )
 def test_compare_refuses(capsys: pytest.CaptureFixture[str], trace: Path, args: list[object], message: str) -> None:
@@ -240,7 +240,7 @@ def test_rules_in_replay(capsys: pytest.CaptureFixture[str], trace: Path, tmp_pa
     file = tmp_path / "rows.parquet"
     assert run(capsys, "replay", trace, "--rule", "vllm", "-p", "k=1,3", "-o", file)[0] == 0 and file.exists()
     status, _, err = run(capsys, "plot", file, "-o", tmp_path / "figures")
-    assert status == 2 and "rule vllm, and these figures are over B, g and M" in err
+    assert status == 2 and "rule vllm, but these figures are over B, g and M" in err
     out = run(
         capsys, "replay", trace, "--B", 8, "--M", 2, "--no-gate", "--value", "reuse", "--ledger", "block", "--json"
     )
@@ -255,9 +255,9 @@ def test_rules_in_replay(capsys: pytest.CaptureFixture[str], trace: Path, tmp_pa
         (["--rule", "mars", "-p", "tau=.5"], "unknown parameter of rule mars 'tau'"),
         (["--rule", "mars", "-p", "theta"], "is not NAME=LIST"),
         (["--rule", "topm", "-p", "m=1.5"], "m=1.5 is outside its range"),
-        (["--rule", "fuzzy", "-p", "kind=kll"], "is none of js, kl"),
+        (["--rule", "fuzzy", "-p", "kind=kll"], "is not one of js, kl"),
         (["--rule", "mars", "--B", 1], "--B belongs to rule asd"),
-        (["--B", 1, "--g", 1, "--M", 1, "-p", "theta=1"], "--param belongs to another rule"),
+        (["--B", 1, "--g", 1, "--M", 1, "-p", "theta=1"], "--param is for rules other"),
         (["--B", 1, "--g", 1, "--M", 1, "--value", "suffx"], "did you mean 'suffix'"),
         (["--B", 1, "--g", 1, "--M", 1, "--ledger", "blocks"], "did you mean 'block'"),
     ],

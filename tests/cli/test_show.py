@@ -16,8 +16,8 @@ import asdsim
 from asdsim.cli import main
 from asdsim.report.visible import escaped, shown_token, width, wrapped
 from asdsim.trace.manifest import Manifest
-from asdsim.trace.vocabulary import Vocabulary, store_vocabulary
-from asdsim.trace.writer import TraceWriter
+from asdsim.trace.vocabulary import Vocabulary
+from asdsim.trace.writer import TraceWriter, store_vocabulary
 from tests.support.toytrace import write_toy_trace
 
 ROOT = Path(__file__).parents[2]
@@ -94,8 +94,8 @@ def test_wrong_usage_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: P
         ([LAYERSKIP, *SETTING, "--request", "gsm8k/99"], "unknown request"),
         ([LAYERSKIP, *SETTING, "--request", "77"], "rows go from 0 to 23"),
         ([LAYERSKIP, *SETTING, "--against", "B=4"], "M is missing"),
-        ([LAYERSKIP, *SETTING, "--largest-regret", "0"], "shows nothing"),
-        ([tmp_path / "toy", *SETTING], "holds no text of its tokens"),
+        ([LAYERSKIP, *SETTING, "--largest-regret", "0"], "is below 1"),
+        ([tmp_path / "toy", *SETTING], "lacks the text of its tokens"),
     ]
     for words, message in cases:
         code, out, err = run(capsys, "show", *words)

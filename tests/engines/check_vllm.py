@@ -47,9 +47,9 @@ class EarliestMatch(Drafter, DrafterSession):
     def propose(self, prefix_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
         ids = list(prefix_ids)
         for size in (3, 2, 1):
-            for at in range(len(ids) - size):
-                if ids[at : at + size] == ids[-size:]:
-                    return Proposal(ids[at + size : at + size + num_draft_tokens])
+            for place in range(len(ids) - size):
+                if ids[place : place + size] == ids[-size:]:
+                    return Proposal(ids[place + size : place + size + num_draft_tokens])
         return Proposal([])
 
 
@@ -86,37 +86,37 @@ class Check:
         done = subprocess.run([self.python, str(script)], input=json.dumps(job), capture_output=True, text=True,
                               check=False, timeout=1500, env={**os.environ, "PYTHONPATH": ""})  # fmt: skip
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        found = json.loads(lines[-1] if lines else '{"error": "no answer"}')
-        self.results[name] = found
-        if "error" in found:
-            self.say(f"{name} runs", False, found["error"] + done.stderr[-2000:])
+        replies = json.loads(lines[-1] if lines else '{"error": "no answer"}')
+        self.results[name] = replies
+        if "error" in replies:
+            self.say(f"{name} runs", False, replies["error"] + done.stderr[-2000:])
             return []
-        return found["rounds"]  # type: ignore[no-any-return]
+        return replies["rounds"]  # type: ignore[no-any-return]
 
     def say(self, what: str, right: bool, more: str = "") -> None:
         """Note one comparison."""
         self.rows.append({"what": what, "right": right, "more": more})
         print(f"{'ok   ' if right else 'WRONG'} {what}{': ' if more else ''}{more}", flush=True)
 
-    def live(self, name: str, drafter: Drafter, found: list[dict[str, Any]], setting: str) -> None:
+    def live(self, name: str, drafter: Drafter, replies: list[dict[str, Any]], setting: str) -> None:
         """Hold one round against live decoding: tokens, steps, ledger."""
         policy = SETTINGS[setting]
-        for n, (prompt, one) in enumerate(zip(self.prompts, found, strict=False)):
-            first, report = one["tokens"][0], one["asd"]
+        for n, (prompt, answer) in enumerate(zip(self.prompts, replies, strict=False)):
+            first, report = answer["tokens"][0], answer["asd"]
             request = RequestRecord(f"{n}", "", (*prompt, first), "", None, self.limit - 1, self.target.eos_ids)
             live = decode(self.target, drafter, request, policy, K)
-            tokens = one["tokens"] == [first, *live.tokens]
+            tokens = answer["tokens"] == [first, *live.tokens]
             steps = report["steps"] == len(live.outcomes)
             ledger = abs(report["regret_spent"] - live.ledger) <= 1e-3
             relaxed = report["relaxed"] == sum(outcome.relaxed for outcome in live.outcomes)
             self.say(f"{name} {policy} prompt {n} equals live decoding", tokens and steps and ledger and relaxed,
-                     f"{len(one['tokens'])} tokens, {report['steps']} steps ({len(live.outcomes)} live), regret "
+                     f"{len(answer['tokens'])} tokens, {report['steps']} steps ({len(live.outcomes)} live), regret "
                      f"{report['regret_spent']:.4f} ({live.ledger:.4f} live), {report['relaxed']} relaxed")  # fmt: skip
 
 
-def tokens_of(found: list[dict[str, Any]]) -> list[list[int]]:
+def tokens_of(replies: list[dict[str, Any]]) -> list[list[int]]:
     """Return the tokens of a round."""
-    return [one["tokens"] for one in found]
+    return [answer["tokens"] for answer in replies]
 
 
 def method(check: Check, name: str, speculative: dict[str, Any], drafter: Drafter, plain: list[list[int]]) -> None:
@@ -128,24 +128,24 @@ def method(check: Check, name: str, speculative: dict[str, Any], drafter: Drafte
         [{**check.requests(None, [0])[0], "temperature": 0.7}],
         [{**check.requests(None, [0])[0], "extra": {"asd_B": "8"}}],
     ]  # fmt: skip
-    found = check.run(name, rounds, speculative_config=speculative, additional_config={"asd": asked})
-    if not found:
+    replies = check.run(name, rounds, speculative_config=speculative, additional_config={"asd": asked})
+    if not replies:
         return
-    strict, asd, tight, mixed, sampled, text = found
+    strict, asd, tight, mixed, sampled, text = replies
     check.say(f"{name}: B=0 equals plain decoding", tokens_of(strict["requests"]) == plain)
-    check.say(f"{name}: B=0 says that it is lossless", all(one["asd"]["lossless"] for one in strict["requests"]))
+    check.say(f"{name}: B=0 says that it is lossless", all(answer["asd"]["lossless"] for answer in strict["requests"]))
     check.live(name, drafter, asd["requests"], "asd")
     check.live(name, drafter, tight["requests"], "tight")
     side = tokens_of(mixed["requests"])
     alone = [tight["requests"][0]["tokens"], asd["requests"][1]["tokens"], strict["requests"][2]["tokens"]]
-    ledgers = [one["asd"]["regret_spent"] for one in mixed["requests"]]
+    ledgers = [answer["asd"]["regret_spent"] for answer in mixed["requests"]]
     single = [source["requests"][n]["asd"]["regret_spent"] for n, source in enumerate((tight, asd, strict))]
     check.say(f"{name}: three settings side by side equal each alone",
               side == alone and all(abs(a - b) <= 1e-3 for a, b in zip(ledgers, single, strict=True)))  # fmt: skip
     check.say(f"{name}: sampling is refused", "greedy decoding" in sampled.get("error", ""), sampled.get("error", ""))
     check.say(f"{name}: text for B is refused", "not a number" in text.get("error", ""), text.get("error", ""))
-    for one in [*strict["requests"], *asd["requests"]]:
-        check.rows[-1]["right"] &= not one["asd"]["faults"]
+    for answer in [*strict["requests"], *asd["requests"]]:
+        check.rows[-1]["right"] &= not answer["asd"]["faults"]
 
 
 def preemption(check: Check, folder: Path) -> None:
@@ -158,24 +158,25 @@ def preemption(check: Check, folder: Path) -> None:
     prompts = torch.randint(8, 128, (3, 6), generator=generator).tolist()
     requests = [{"prompt": ids * 3, "max_tokens": 130, "ignore_eos": True} for ids in prompts]
     asked = {"B": 1000, "g": 1.0, "M": 2, "trace": str(folder / "preempted")}
-    found = check.run(
+    replies = check.run(
         "preemption", [requests], model=str(folder / "tiny"), skip_tokenizer_init=True, max_model_len=256,
         num_gpu_blocks_override=3, enable_prefix_caching=False, additional_config={"asd": asked},
         speculative_config={**LOOK_UP, "num_speculative_tokens": 5},
     )  # fmt: skip
-    if not found:
+    if not replies:
         return
     trace = load(folder / "preempted")
     policy = Policy(1000, 1.0, 2)
     wrong = []
     for record in trace.request_records():
-        report = next(one["asd"] for one in found[0]["requests"] if one["asd"]["request_id"] == record.request_id)
+        reports = (answer["asd"] for answer in replies[0]["requests"])
+        report = next(report for report in reports if report["request_id"] == record.request_id)
         spent = 0.0
         for step in trace.steps_of(record.request_id):
-            at, scores, charges = lay_block(DEFAULT, record, step, [])
+            place, scores, charges = lay_block(DEFAULT, record, step, [])
             stop = min(step.num_draft_tokens, record.max_new_tokens - step.start_pos)
             numbers = policy.budget, policy.gate, policy.cap
-            spent += accept(at, scores, charges, stop, spent, *numbers)[1]
+            spent += accept(place, scores, charges, stop, spent, *numbers)[1]
         if abs(spent - report["regret_spent"]) > 1e-9 or report["faults"] or report["tokens"] != 130:
             wrong.append(f"{record.request_id}: {spent} recomputed, {report['regret_spent']} reported")
     times = check.results["preemption"]["metrics"].get("vllm:num_preemptions", 0)
@@ -203,14 +204,14 @@ def recording(check: Check, head: Path, folder: Path, plain: list[list[int]]) ->
     from asdsim.result import load, replay
 
     trace = folder / "trace"
-    found = check.run(
+    replies = check.run(
         "EAGLE3", [check.requests("strict"), check.requests("asd")],
         speculative_config={"method": "eagle3", "model": str(head), "num_speculative_tokens": K},
         additional_config={"asd": {"B": 0, "g": 0.25, "M": 2, "trace": str(trace)}},
     )  # fmt: skip
-    if not found:
+    if not replies:
         return
-    strict, asd = (part["requests"] for part in found)
+    strict, asd = (answered["requests"] for answered in replies)
     check.say("EAGLE3: B=0 equals plain decoding", tokens_of(strict) == plain)
     check.live("EAGLE3", make_drafter(f"eagle3:{head}", check.target), asd, "asd")
     names = load(trace).request_ids()
@@ -218,21 +219,22 @@ def recording(check: Check, head: Path, folder: Path, plain: list[list[int]]) ->
     # Steps of a trace count the end of prefill too, one a request.
     steps = {name: len(load(trace).steps_of(name)) for name in names}
     check.say("the trace has the steps that the engine reported", all(
-        steps[one["asd"]["request_id"]] == one["asd"]["steps"] + 1 for one in [*strict, *asd]))  # fmt: skip
+        steps[answer["asd"]["request_id"]] == answer["asd"]["steps"] + 1 for answer in [*strict, *asd]))  # fmt: skip
     cover_trace(trace, Grid.product(8, 0.25, 2), offline=True)
     result = replay(load(trace), B=8, g=0.25, M=2)
-    same = [result.tokens(0, names.index(one["asd"]["request_id"])) == other["tokens"]
-            for one, other in zip(strict, asd, strict=True)]  # fmt: skip
+    same = [result.tokens(0, names.index(answer["asd"]["request_id"])) == other["tokens"]
+            for answer, other in zip(strict, asd, strict=True)]  # fmt: skip
     check.say("covered, the trace of a strict request walks to what the engine did under ASD", all(same))
 
 
 def overhead(check: Check) -> None:
     """Say what share of the time asdsim took, in the same run."""
     for name, result in check.results.items():
-        for number, part in enumerate(result.get("rounds", [])):
-            if part.get("in_asdsim"):
-                shares = {key: f"{100 * value / part['seconds']:.1f} %" for key, value in part["in_asdsim"].items()}
-                print(f"      {name}, round {number}: {part['seconds']:.1f} s, of which {shares}", flush=True)
+        for number, answered in enumerate(result.get("rounds", [])):
+            if answered.get("in_asdsim"):
+                seconds = answered["seconds"]
+                shares = {key: f"{100 * value / seconds:.1f} %" for key, value in answered["in_asdsim"].items()}
+                print(f"      {name}, round {number}: {seconds:.1f} s, of which {shares}", flush=True)
 
 
 def main() -> int:
@@ -245,10 +247,10 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     check = Check(options.python, options.tokens, options.prompts)
-    found = check.run("plain", [check.requests()])
-    if not found:
+    replies = check.run("plain", [check.requests()])
+    if not replies:
         return 1
-    plain = tokens_of(found[0]["requests"])
+    plain = tokens_of(replies[0]["requests"])
     method(check, "look-up", LOOK_UP, EarliestMatch(), plain)
     with tempfile.TemporaryDirectory() as folder:
         preemption(check, Path(folder))

@@ -45,7 +45,7 @@ def blocks(draw: st.DrawFn) -> tuple[list[int], np.ndarray]:
     return draw(st.lists(st.integers(0, VOCAB - 1), min_size=width, max_size=width)), rows
 
 
-one = st.tuples(blocks(), number, number, st.sampled_from([0.0, 1.0, 2.0, math.inf]), spent, st.integers(0, 9))
+block_case = st.tuples(blocks(), number, number, st.sampled_from([0.0, 1.0, 2.0, math.inf]), spent, st.integers(0, 9))
 
 
 def decide_batch(cases, policies, layout, reading, logits=None):  # type: ignore[no-untyped-def]
@@ -82,28 +82,29 @@ def decide_alone(case, policy):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(("semantics", "varied"), READINGS)
 @settings(max_examples=250)
-@given(st.lists(one, min_size=1, max_size=6))
+@given(st.lists(block_case, min_size=1, max_size=6))
 def test_a_ragged_batch_decides_as_the_scalar_rule(semantics, varied, cases) -> None:  # type: ignore[no-untyped-def]
     varied = dict(varied)
     reading = Reading(semantics, varied.pop("ledger", "request"))
     layout = layout_of(semantics, **varied)
     policies = [Policy(case[1], case[2], case[3], semantics, layout, ledger=reading.ledger) for case in cases]
-    _, _, made, _ = decide_batch(cases, policies, layout, reading)
+    _, _, decision, _ = decide_batch(cases, policies, layout, reading)
     for n, (case, policy) in enumerate(zip(cases, policies, strict=True)):
         outcome, after = decide_alone(case, policy)
-        assert (made.accepted[n].item(), made.charge[n].item(), made.relaxed[n].item(), made.verdict[n].item()) == (
+        numbers = decision.accepted, decision.charge, decision.relaxed, decision.verdict
+        assert [number[n].item() for number in numbers] == [
             outcome.accepted, outcome.charge, outcome.relaxed, outcome.verdict,
-        )  # fmt: skip
-        assert made.spent[n].item() == after
+        ]  # fmt: skip
+        assert decision.spent[n].item() == after
 
 
 @settings(max_examples=200)
-@given(st.lists(one, min_size=1, max_size=6))
+@given(st.lists(block_case, min_size=1, max_size=6))
 def test_lifted_logits_make_a_greedy_kernel_accept_the_same(cases) -> None:  # type: ignore[no-untyped-def]
     policies = [Policy(case[1], case[2], case[3]) for case in cases]
-    laid, rows, made, logits = decide_batch(cases, policies, DEFAULT, Reading())
+    laid, rows, decision, logits = decide_batch(cases, policies, DEFAULT, Reading())
     before = logits.clone()
-    batch.lift(logits, rows, laid, made)
+    batch.lift(logits, rows, laid, decision)
     best = logits.argmax(-1).tolist()
     row = 0
     for n, case in enumerate(cases):
@@ -111,14 +112,14 @@ def test_lifted_logits_make_a_greedy_kernel_accept_the_same(cases) -> None:  # t
         matched = 0
         while matched < len(ids) and best[row + matched] == ids[matched]:
             matched += 1
-        accepted = made.accepted[n].item()
+        accepted = decision.accepted[n].item()
         stop = min(matched, case[5], *(i + 1 for i, token in enumerate(ids) if token == STOP_ID)) if ids else 0
-        assert stop == accepted or (made.verdict[n].item() == 0 and matched >= accepted)
-        if made.verdict[n].item() != 0:
+        assert stop == accepted or (decision.verdict[n].item() == 0 and matched >= accepted)
+        if decision.verdict[n].item() != 0:
             assert matched == accepted and best[row + matched] == before[row + matched].argmax().item()
         row += len(ids)
     changed = (logits != before).any(-1).sum().item()
-    assert changed == made.relaxed.sum().item()
+    assert changed == decision.relaxed.sum().item()
 
 
 OTHERS = ["strict", "mars", "medusa", "trtllm", "vllm", "fly", "additive", "multiplicative", "topm", "entropy"]
@@ -145,12 +146,12 @@ def test_other_rules_score_as_they_do_in_a_replay(name: str) -> None:
             scan(rows, ids, "here"), Proposal(ids), step_id=0, parent_step_id=NO_PARENT, parent_accepted=NO_PARENT,
             start_pos=0, where="here",
         )  # fmt: skip
-        at, scores, charges = lay_block(layout, request, step, [])
-        assert mismatch[n].nonzero()[:, 0].tolist() == at
-        assert charge[n][at].tolist() == charges
-        np.testing.assert_allclose(score[n][at].numpy(), scores, rtol=1e-6, atol=1e-7)
+        places, scores, charges = lay_block(layout, request, step, [])
+        assert mismatch[n].nonzero()[:, 0].tolist() == places
+        assert charge[n][places].tolist() == charges
+        np.testing.assert_allclose(score[n][places].numpy(), scores, rtol=1e-6, atol=1e-7)
         passed += sum(value <= limit for value in scores)
-        assert [(value <= limit) for value in score[n][at].tolist()] == [value <= limit for value in scores]
+        assert [(value <= limit) for value in score[n][places].tolist()] == [value <= limit for value in scores]
     assert passed > 5 or name == "strict"
 
 
@@ -159,10 +160,10 @@ def test_regret_in_probability() -> None:
     layout = layout_of("paper", regret="probability")
     case = (([1, 2], rows), 1.0, 0.25, 2.0, 0.0, 9)
     policy = Policy(1.0, 0.25, 2.0, "paper", layout)
-    _, _, made, _ = decide_batch([case], [policy], layout, Reading())
+    _, _, decision, _ = decide_batch([case], [policy], layout, Reading())
     # softmax(2, 1, 0) = .6652, .2447, .0900: r = .4205, r / 2 = .2103 <= .25; then p(3) - p(1) = .7229 > .25
-    assert made.accepted.tolist() == [1] and made.charge[0].item() == pytest.approx(0.42051, abs=1e-5)
-    assert made.verdict.tolist() == [GATE]
+    assert decision.accepted.tolist() == [1] and decision.charge[0].item() == pytest.approx(0.42051, abs=1e-5)
+    assert decision.verdict.tolist() == [GATE]
 
 
 def test_rows_with_nan_or_inf_are_named_and_never_accepted() -> None:
@@ -171,8 +172,10 @@ def test_rows_with_nan_or_inf_are_named_and_never_accepted() -> None:
     assert read.unusable.tolist() == [True, True, True, False]
     laid = batch.lay_blocks(torch.tensor([1, 1, 1, 1]), 1)
     everything = batch.Settings(torch.zeros(4).double(), *(torch.full((4,), math.inf).double(),) * 3)
-    made = batch.accept_blocks(*batch.score_blocks(DEFAULT, read, laid), torch.ones(4).long(), everything, Reading())
-    assert made.accepted.tolist()[1:] == [0, 0, 1] and made.relaxed.tolist() == [0, 0, 0, 1]
+    decision = batch.accept_blocks(
+        *batch.score_blocks(DEFAULT, read, laid), torch.ones(4).long(), everything, Reading()
+    )
+    assert decision.accepted.tolist()[1:] == [0, 0, 1] and decision.relaxed.tolist() == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("name", ["sglang", "lenience", "fuzzy", "truncate"])
@@ -201,8 +204,8 @@ def test_nothing_waits_for_the_device() -> None:
             laid = batch.lay_blocks(widths, 7)
             rows = batch.read_rows(logits, flat)
             stop = batch.reach(laid, flat, widths, ids)
-            made = batch.accept_blocks(*batch.score_blocks(DEFAULT, rows, laid), stop, numbers, Reading())
-            batch.lift(logits, rows, laid, made)
+            decision = batch.accept_blocks(*batch.score_blocks(DEFAULT, rows, laid), stop, numbers, Reading())
+            batch.lift(logits, rows, laid, decision)
         seen[number] = names
     assert len(seen[1]) == len(seen[64])
     waits = ("local_scalar_dense", "nonzero", "masked_select", "aten.index.Tensor_out", "unique")

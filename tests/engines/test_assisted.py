@@ -44,11 +44,11 @@ class Theirs(Drafter, DrafterSession):
         if room <= 0:
             return Proposal([])
         for size in range(min(2, len(ids) - 1), 0, -1):
-            for at in range(len(ids) - size):
-                found = ids[at + size : at + size + num_draft_tokens]
-                if ids[at : at + size] == ids[-size:] and found:
-                    end = found.index(EOS) if EOS in found else len(found)
-                    return Proposal(found[:end])
+            for start in range(len(ids) - size):
+                drafted = ids[start + size : start + size + num_draft_tokens]
+                if ids[start : start + size] == ids[-size:] and drafted:
+                    end = drafted.index(EOS) if EOS in drafted else len(drafted)
+                    return Proposal(drafted[:end])
         return Proposal([])
 
 
@@ -144,16 +144,16 @@ def test_the_folder_serves_as_custom_generate(llama: Any, tmp_path: Path) -> Non
 
 def test_what_cannot_be_done_is_refused(llama: Any) -> None:
     prompt = prompts(1)[0]
-    with pytest.raises(EngineError, match="nothing drafts"):
+    with pytest.raises(EngineError, match="there is no drafter"):
         run(llama, prompt, Assisted(STRICT))
     ids = torch.tensor([prompt, prompt])
     with pytest.raises(EngineError, match="one sequence at a time"):
         llama.generate(ids, attention_mask=torch.ones_like(ids), custom_generate=Assisted(STRICT), max_new_tokens=3,
                        prompt_lookup_num_tokens=2)  # fmt: skip
-    one = torch.tensor([prompt])
+    single = torch.tensor([prompt])
     with pytest.raises(EngineError, match="greedy"):
-        llama.generate(one, attention_mask=torch.ones_like(one), custom_generate=Assisted(STRICT), max_new_tokens=3,
-                       prompt_lookup_num_tokens=2, do_sample=True)  # fmt: skip
+        llama.generate(single, attention_mask=torch.ones_like(single), custom_generate=Assisted(STRICT),
+                       max_new_tokens=3, prompt_lookup_num_tokens=2, do_sample=True)  # fmt: skip
     with pytest.raises(EngineError, match="one row at a time"):
         Assisted(Policy(1, 1, 1, "paper", layout_of("paper", value="reuse")))
 

@@ -59,14 +59,16 @@ class Running:
 def make_requests(number: int, seed: int, semantics: str = "paper") -> dict[str, Running]:
     rng = random.Random(seed)
     layout = layout_of(semantics)
-    found = {}
+    states = {}
     for n in range(number):
         target = ToyTarget(seed * 100 + n)
         policy = Policy(rng.choice([0.0, 0.5, 2.0, 8.0, math.inf]), rng.choice([0.1, 0.25, math.inf]),
                         rng.choice([1.0, 2.0, math.inf]), semantics, layout)  # fmt: skip
         record = RequestRecord(f"r{n}", "", (n, 1), "", None, rng.randint(1, 30), (EOS,))
-        found[record.request_id] = Running(Course(record, policy), target, ToyDrafter(target, 0.6, widths=[0, 1, 3, 5]))
-    return found
+        states[record.request_id] = Running(
+            Course(record, policy), target, ToyDrafter(target, 0.6, widths=[0, 1, 3, 5])
+        )
+    return states
 
 
 @pytest.mark.parametrize("semantics", ["paper", "core", "dspark", "lightllm"])
@@ -76,10 +78,10 @@ def test_a_shuffled_batch_with_preemptions_spends_as_each_request_alone(semantic
     layout = layout_of(semantics)
     ledger = Ledger(Policy(0, 0, 0, semantics, layout), capacity=2)
     running = make_requests(9, seed, semantics)
-    for name, one in running.items():
-        ledger.admit(name, one.course.policy, limit=one.course.request.max_new_tokens, stop_ids=(EOS,))
+    for name, state in running.items():
+        ledger.admit(name, state.course.policy, limit=state.course.request.max_new_tokens, stop_ids=(EOS,))
     steps = dict.fromkeys(running, 0)
-    while names := [name for name, one in running.items() if not one.done]:
+    while names := [name for name, state in running.items() if not state.done]:
         for name in names:
             if rng.random() < 0.2:
                 ledger.park(name)
@@ -87,30 +89,30 @@ def test_a_shuffled_batch_with_preemptions_spends_as_each_request_alone(semantic
         names = rng.sample(names, rng.randint(1, len(names)))
         drafts, logits = [], []
         for name in names:
-            one = running[name]
-            prefix = [*one.course.request.prompt_ids, *one.tokens]
-            drafts.append(one.drafter.session([]).propose(prefix, 5).ids)
-            logits.append(one.target.session([]).score(prefix, drafts[-1]))
+            state = running[name]
+            prefix = [*state.course.request.prompt_ids, *state.tokens]
+            drafts.append(state.drafter.session([]).propose(prefix, 5).ids)
+            logits.append(state.target.session([]).score(prefix, drafts[-1]))
         for name, ids, rows, new in zip(names, drafts, logits, engine_step(ledger, names, drafts, logits), strict=True):
-            one = running[name]
+            state = running[name]
             seen = scan(rows, ids, name)
             place = {"step_id": 0, "parent_step_id": NO_PARENT, "parent_accepted": NO_PARENT, "start_pos": 0}
-            outcome = one.course.take(ids, seen, Recorder().step(seen, Proposal(ids), where=name, **place))
-            assert ledger.report(name).spent == one.course.spent
-            steps[name] += bool(ids or one.tokens)  # a first step without a draft is the end of prefill
+            outcome = state.course.take(ids, seen, Recorder().step(seen, Proposal(ids), where=name, **place))
+            assert ledger.report(name).spent == state.course.spent
+            steps[name] += bool(ids or state.tokens)  # a first step without a draft is the end of prefill
             for token in new:  # the engine cuts later
-                one.tokens.append(token)
-                one.done = len(one.tokens) >= one.course.request.max_new_tokens or token == EOS
-                if one.done:
+                state.tokens.append(token)
+                state.done = len(state.tokens) >= state.course.request.max_new_tokens or token == EOS
+                if state.done:
                     break
-            assert one.tokens == one.course.tokens and one.done == one.course.done, (name, outcome)
-    for name, one in running.items():
+            assert state.tokens == state.course.tokens and state.done == state.course.done, (name, outcome)
+    for name, state in running.items():
         report = ledger.release(name)
         assert report is not None and report.faults == 0
-        assert (report.tokens, report.steps) == (len(one.tokens), steps[name])
-        assert report.relaxed == sum(outcome.relaxed for outcome in one.course.outcomes)
-        assert report.accepted == sum(outcome.accepted for outcome in one.course.outcomes)
-        assert report.drafted == sum(outcome.num_draft_tokens for outcome in one.course.outcomes)
+        assert (report.tokens, report.steps) == (len(state.tokens), steps[name])
+        assert report.relaxed == sum(outcome.relaxed for outcome in state.course.outcomes)
+        assert report.accepted == sum(outcome.accepted for outcome in state.course.outcomes)
+        assert report.drafted == sum(outcome.num_draft_tokens for outcome in state.course.outcomes)
     assert len(ledger) == 0
 
 

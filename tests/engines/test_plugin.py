@@ -124,7 +124,7 @@ def test_a_policy_belongs_to_one_vocabulary_and_draft_length(tmp_path: Path) -> 
 def test_configuration_by_its_errors(tmp_path: Path) -> None:
     for asked, error in (
         ({"b": 8}, "unknown key 'b'"),
-        ({"B": 8}, "no g"),
+        ({"B": 8}, "g is missing"),
         ({"B": "8", "g": 1, "M": 1}, "B is '8', not a number"),
         ({"B": 8, "g": 1, "M": 1, "policy": "x"}, "both a policy file and numbers"),
         ({"policy": str(tmp_path / "none.json")}, "none.json"),

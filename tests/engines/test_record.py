@@ -57,18 +57,18 @@ class Forgetful:
 def serve(recorder: Recorder, running: dict, abort: str = "", refuse: str = "") -> dict:  # type: ignore[type-arg]
     """Decode all requests in one batch, recording; return what was committed and what was seen of each step."""
     ledger, seen_of = Ledger(), {name: [] for name in running}
-    for name, one in running.items():
-        request = one.course.request
-        ledger.admit(name, one.course.policy, limit=request.max_new_tokens, stop_ids=(EOS,))
+    for name, state in running.items():
+        request = state.course.request
+        ledger.admit(name, state.course.policy, limit=request.max_new_tokens, stop_ids=(EOS,))
         recorder.admit(name, request.prompt_ids, request.max_new_tokens, (EOS,), "sampled" if name == refuse else "")
     first = True
-    while names := [name for name, one in running.items() if not one.done]:
+    while names := [name for name, state in running.items() if not state.done]:
         drafts, logits = [], []
         for name in names:
-            one = running[name]
-            prefix = [*one.course.request.prompt_ids, *one.tokens]
-            drafts.append([] if first else one.drafter.session([]).propose(prefix, 5).ids)
-            logits.append(one.target.session([]).score(prefix, drafts[-1]))
+            state = running[name]
+            prefix = [*state.course.request.prompt_ids, *state.tokens]
+            drafts.append([] if first else state.drafter.session([]).propose(prefix, 5).ids)
+            logits.append(state.target.session([]).score(prefix, drafts[-1]))
             seen_of[name].append((drafts[-1], logits[-1]))
         flat = torch.tensor([token for ids in drafts for token in ids], dtype=torch.int32)
         raw = torch.tensor(np.concatenate(logits))
@@ -80,14 +80,14 @@ def serve(recorder: Recorder, running: dict, abort: str = "", refuse: str = "") 
             accepted = [len(new) - 1 for new in committed]
             recorder.commit(seen, torch.tensor(accepted), padded)
         for name, new in zip(names, committed, strict=True):
-            one = running[name]
+            state = running[name]
             for token in new:
-                one.tokens.append(token)
-                one.done = len(one.tokens) >= one.course.request.max_new_tokens or token == EOS
-                if one.done:
+                state.tokens.append(token)
+                state.done = len(state.tokens) >= state.course.request.max_new_tokens or token == EOS
+                if state.done:
                     break
-            if name == abort and len(one.tokens) > 2:
-                one.done = True
+            if name == abort and len(state.tokens) > 2:
+                state.done = True
                 recorder.finish(name)
         first = False
     return seen_of
@@ -95,8 +95,8 @@ def serve(recorder: Recorder, running: dict, abort: str = "", refuse: str = "") 
 
 def strict(seed: int, number: int = 5) -> dict:  # type: ignore[type-arg]
     running = make_requests(number, seed)
-    for one in running.values():
-        one.course.policy = Policy(0, 0, 0)
+    for state in running.values():
+        state.course.policy = Policy(0, 0, 0)
     return running
 
 
@@ -133,18 +133,20 @@ def test_the_trace_replays_to_what_the_engine_did(tmp_path: Path) -> None:
     assert recorder.written == 5 and not recorder.lost
     trace = load(tmp_path / "t")
     row = replay(trace, B=0, g=0, M=0).frame().to_dicts()[0]
-    assert row["exact_share"] == 1.0 and row["completion_tokens"] == sum(len(one.tokens) for one in running.values())
+    assert row["exact_share"] == 1.0 and row["completion_tokens"] == sum(
+        len(state.tokens) for state in running.values()
+    )
     assert row["num_spec_steps"] == sum(len(trace.steps_of(name)) for name in running)
     sizes = [json.loads(line) for line in (tmp_path / "t" / BATCHES).read_text().splitlines()]
-    assert {one["request_id"] for one in sizes} == set(running)
-    assert all(len(one["batch_size"]) == len(trace.steps_of(one["request_id"])) for one in sizes)
+    assert {state["request_id"] for state in sizes} == set(running)
+    assert all(len(state["batch_size"]) == len(trace.steps_of(state["request_id"])) for state in sizes)
 
 
 def test_a_second_run_goes_on_with_the_trace(tmp_path: Path) -> None:
     for turn in range(2):
         recorder = Recorder(sink_at(tmp_path / "t"))
         running = strict(1, 2)
-        serve(recorder, {f"{turn}/{name}": one for name, one in running.items()})
+        serve(recorder, {f"{turn}/{name}": state for name, state in running.items()})
         recorder.close()
     assert len(read_trace(tmp_path / "t").request_ids()) == 4
 
@@ -167,10 +169,10 @@ def test_a_full_queue_drops_whole_requests_and_never_waits() -> None:
     recorder = Recorder(sink, size=6)
     serve(recorder, strict(1, 1))  # the thread now waits for the sink
     begin = time.perf_counter()
-    running = {f"late/{name}": one for name, one in strict(2, 5).items()}
-    for name, one in running.items():
+    running = {f"late/{name}": state for name, state in strict(2, 5).items()}
+    for name, state in running.items():
         assert name not in sink.kept
-        serve(recorder, {name: one})
+        serve(recorder, {name: state})
     assert time.perf_counter() - begin < 5
     gate.set()
     recorder.close()
@@ -189,4 +191,4 @@ def test_a_full_disk_ends_the_recording_and_not_the_engine(caplog: pytest.LogCap
     recorder.close()
     assert len(sink.kept) == 2 and recorder.lost["after a failed write"] == 3
     assert "No space left on device" in caplog.text and "keeps what was stored before" in caplog.text
-    assert all(one.done for one in running.values())
+    assert all(state.done for state in running.values())

@@ -26,13 +26,13 @@ def verify_tree_greedy_func(
 ) -> Any:  # fmt: skip
     """Walk each chain as SGLang's kernel does."""
     for n, row in enumerate(candidates.tolist()):
-        at, accept_index[n, 0] = 0, int(retrieve_index[n, 0])
-        while (after := int(retrieve_next_token[n, at])) >= 0 and row[after] == int(target_predict[n, at]):
-            predicts[int(retrieve_index[n, at])] = int(target_predict[n, at])
+        node, accept_index[n, 0] = 0, int(retrieve_index[n, 0])
+        while (after := int(retrieve_next_token[n, node])) >= 0 and row[after] == int(target_predict[n, node]):
+            predicts[int(retrieve_index[n, node])] = int(target_predict[n, node])
             accept_index[n, after] = int(retrieve_index[n, after])
-            at = after
-        predicts[int(retrieve_index[n, at])] = int(target_predict[n, at])
-        accept_token_num[n] = at
+            node = after
+        predicts[int(retrieve_index[n, node])] = int(target_predict[n, node])
+        accept_token_num[n] = node
     return predicts, accept_index, accept_token_num
 
 
@@ -175,14 +175,14 @@ def test_a_tree_another_signature_and_a_bad_request_are_refused(adapter: Adapter
 
 def test_a_request_that_ends_gives_its_slot_back(adapter: Adapter) -> None:
     drafts, logits = random_step(2, 1)
-    one = request("a")
-    step(adapter, [one], drafts, logits)
+    ended = request("a")
+    step(adapter, [ended], drafts, logits)
     assert len(adapter.ledger("cpu")) == 1
 
     def update_finish_state(self: Any, new_accepted_len: int = 1) -> None:
         return None
 
-    adapter.finish(update_finish_state, one)
+    adapter.finish(update_finish_state, ended)
     assert len(adapter.ledger("cpu")) == 0
 
 

@@ -50,12 +50,12 @@ def compare(semantics: str, scope: str, seed: int, steps: int = 12, number: int 
         mine, other = logits.clone(), logits.clone()
         slots = torch_side.slots(names)
         step = torch_side.verify(slots, blocks, drafts, mine, lifts=lifts, most=most)
-        made = fused.verify(
+        decision = fused.verify(
             (triton_side._numbers, triton_side._counts, triton_side._stops), triton_side.slots(names), blocks, drafts,
             other, (semantics, scope, layout, lifts, most),
         )  # fmt: skip
         for name in ("accepted", "charge", "relaxed", "verdict", "spent"):
-            left, right = getattr(step.decision, name), getattr(made, name)
+            left, right = getattr(step.decision, name), getattr(decision, name)
             assert torch.equal(left, right), (semantics, scope, seed, name, left, right)
         assert torch.equal(torch_side._numbers, triton_side._numbers)
         assert torch.equal(torch_side._counts, triton_side._counts), (torch_side._counts[:6], triton_side._counts[:6])

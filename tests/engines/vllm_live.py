@@ -21,16 +21,16 @@ def watch() -> dict[str, float]:
 
     spent: dict[str, float] = {}
 
-    def timed(owner: Any, name: str, part: str) -> None:
+    def timed(owner: Any, name: str, key: str) -> None:
         plain = getattr(owner, name)
-        spent[part] = 0.0
+        spent[key] = 0.0
 
         def call(*positional: Any, **named: Any) -> Any:
             begin = time.perf_counter()
             try:
                 return plain(*positional, **named)
             finally:
-                spent[part] += time.perf_counter() - begin
+                spent[key] += time.perf_counter() - begin
 
         setattr(owner, name, call)
 
@@ -57,13 +57,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         begin = time.perf_counter()
         parameters = [
             SamplingParams(
-                temperature=one.get("temperature", 0.0), max_tokens=one["max_tokens"],
-                extra_args=one.get("extra") or None, ignore_eos=one.get("ignore_eos", False),
+                temperature=item.get("temperature", 0.0), max_tokens=item["max_tokens"],
+                extra_args=item.get("extra") or None, ignore_eos=item.get("ignore_eos", False),
             )
-            for one in requests
+            for item in requests
         ]  # fmt: skip
         try:
-            outputs = engine.generate([{"prompt_token_ids": one["prompt"]} for one in requests], parameters,
+            outputs = engine.generate([{"prompt_token_ids": item["prompt"]} for item in requests], parameters,
                                       use_tqdm=False)  # fmt: skip
         except ValueError as error:
             rounds.append({"error": str(error)})

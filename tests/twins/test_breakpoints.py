@@ -206,7 +206,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         (["--B", "exact:a", "--g", "1", "--M", "1"], "B: 'a' is not a number"),
         (["--B", "exact:1,2", "--g", "1", "--M", "1"], "names 2 ends"),
         (["--B", "exact", "--rule", "mars"], "--B belongs to rule asd"),
-        (["--B", "exact", "--g", "1", "--M", "1", "--ledger", "none"], "no budget is looked at"),
+        (["--B", "exact", "--g", "1", "--M", "1", "--ledger", "none"], "needs a budget"),
     ):
         status, _, err = run(capsys, *arguments)
         assert status == 2 and message in err and err.count("\n") == 1

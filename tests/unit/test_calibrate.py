@@ -20,8 +20,16 @@ from asdsim.rules.frozen import read_policy
 from asdsim.rules.settings import Grid, rule_grids
 from asdsim.stats import Intervals
 from asdsim.studies.audit import Audit, audit
-from asdsim.studies.calibrate import Limits, Quantile, calibrate, check_disjoint, fastest, rejection_ratios
-from asdsim.studies.frozen import check_same_models, identity, policy_record, write_policy
+from asdsim.studies.calibrate import (
+    Limits,
+    Quantile,
+    calibrate,
+    check_disjoint,
+    fastest,
+    policy_record,
+    rejection_ratios,
+)
+from asdsim.studies.frozen import check_same_models, identity, write_policy
 from asdsim.trace.graph import build_graph
 from asdsim.trace.reader import read_trace
 from tests.cli.test_rules import write as write_rules_trace
@@ -123,13 +131,13 @@ def test_the_fastest_within_limits_is_chosen(trace) -> None:
     with pytest.raises(UsageError, match="needs accuracy_change"):
         choose(quality, Limits(accuracy_drop=0.1))
     hopeless = Evaluator(trace, scorer=lambda request, tokens: False if request < 8 else None).evaluate(GRID)
-    with pytest.raises(UsageError, match="8 of 24 requests have a score, strict matching has 0 right: nothing"):
+    with pytest.raises(UsageError, match="8 of 24 requests are scored, strict matching gets 0 right: there is nothing"):
         choose(hopeless, Limits(accuracy_drop=0.1))
-    with pytest.raises(UsageError, match="none of 24 requests has a score"):
+    with pytest.raises(UsageError, match="none of 24 requests is scored"):
         choose(Evaluator(trace, scorer=lambda request, tokens: None).evaluate(GRID), Limits(accuracy_drop=0.1))
     needed = ["mean_acceptance_length", "outputs_differ_share", "regret_per_token"]
     relaxed_only = Evaluator(trace).evaluate(Grid.product(8, 0.5, 2), figures=needed)
-    with pytest.raises(UsageError, match="none of 1 settings keeps divergence <= 0"):
+    with pytest.raises(UsageError, match="none of 1 settings meets divergence <= 0"):
         choose(relaxed_only, Limits(divergence=0.0))
 
 
@@ -236,7 +244,7 @@ def test_split_holds_every_request_out_once(trace) -> None:
     # Where every fold chooses alike, held out and in sample are one thing.
     alike = calibrate(Evaluator(trace), GRID[:1], split=3)
     assert set(alike.optimism().values()) == {0.0}
-    with pytest.raises(UsageError, match="cannot part 24"):
+    with pytest.raises(UsageError, match="cannot split 24"):
         calibrate(Evaluator(trace), GRID, split=25)
 
 
@@ -245,7 +253,7 @@ def test_split_holds_every_request_out_once(trace) -> None:
     [
         (lambda record: record.update(kind="other"), "not a policy file"),
         (lambda record: record.update(schema_version=9), "schema version 9"),
-        (lambda record: record.pop("g"), "no g"),
+        (lambda record: record.pop("g"), "g is missing"),
         (lambda record: record.update(B="much"), "not a number"),
         (lambda record: record.update(B=-1), "B=-1 is negative"),
         (lambda record: record.update(semantics="papers"), "did you mean 'paper'"),
@@ -271,7 +279,7 @@ def test_audit_scores_every_distinct_output_once(trace) -> None:
 
     found = audit(trace, GRID, decode, chosen={"gsm8k": "gsm8k"})
     assert found.outputs == len(calls) and found.scored == 8 and found.quality.scorer == "gsm8k"
-    assert "8 of 24 requests have a score by gsm8k, strict matching has 0" in found.quality.about_scores()
+    assert "8 of 24 requests are scored by gsm8k, strict matching gets 0" in found.quality.about_scores()
     assert len(set(calls)) == len(calls)
     assert set(found.by_task) == {"gsm8k", "humaneval", "mt-bench"}
     assert np.isnan(found.by_task["mt-bench"].figures["accuracy"].value).all()
@@ -427,7 +435,7 @@ def test_infinite_parameters_and_readings_survive_the_file(trace, tmp_path) -> N
     [
         (lambda record: record.update(rule="marz"), "did you mean 'mars'"),
         (lambda record: record.update(rule=7), "rule is 7, not text"),
-        (lambda record: record.pop("parameters"), "no parameters"),
+        (lambda record: record.pop("parameters"), "parameters is missing"),
         (lambda record: record.update(parameters=[1]), "not a JSON object"),
         (lambda record: record["parameters"].update(theta=2), "theta=2 is outside its range"),
         (lambda record: record["parameters"].update(theta=[0.5, 0.6]), "theta is .*not a number or a name"),

@@ -181,7 +181,8 @@ def test_a_verdict_under_stop_ranks_exact_rows_only() -> None:
     assert text[1].startswith("1 of 3 rows not ranked") and len(text) == 2
     rows[1] |= {"exact_share": 0.5, "exact": False}
     assert verdict(Comparison(rows, "regret_max", None, 0.1, "stated", "stop")) == [
-        "2 of 3 rows not ranked: not exact, on requests that are no fair sample; asdsim cover, or another --off-trace"
+        "2 of 3 rows not ranked: not exact, on a biased sample of requests; run asdsim cover, or choose another "
+        "--off-trace"
     ]
     rows = [row("topm", 2.9, 1.0, 0.0), row("asd", 2.9, 1.0, None)]  # a tie is no loss
     for off_trace in ("stop", "pooled"):

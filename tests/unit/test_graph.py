@@ -65,7 +65,7 @@ def test_two_ways_to_one_prefix_join_and_a_second_step_there_is_refused() -> Non
     graph = build_graph(MemoryTrace([(request(), steps)]), replace(DEFAULT, width=1))
     assert graph.edge_next.tolist() == [1, 2, 3, MISSING, MISSING]  # step 0 ends after 3 and the choice 4
     again = [*steps[:3], replace(steps[3], parent_accepted=0, start_pos=3)]
-    with pytest.raises(TraceError, match="request toy/0: steps 2 and 3 stand on the same prefix"):
+    with pytest.raises(TraceError, match="request toy/0: steps 2 and 3 have the same prefix"):
         build_graph(MemoryTrace([(request(), again)]))
 
 

@@ -92,7 +92,7 @@ def test_answers_that_change_are_counted_by_pair(trace) -> None:
     last = quality.row(len(GRID) - 1)
     assert (last["answers_gained"], last["answers_lost"], last["mcnemar_p"]) == (12, 12, 1.0)
     assert (last["scored_requests"], last["strict_right"]) == (24, 12)
-    assert quality.about_scores() == "24 of 24 requests have a score, strict matching has 12 right"
+    assert quality.about_scores() == "24 of 24 requests are scored, strict matching gets 12 right"
     assert "speed_up" not in quality.figures  # no cost model, no speed
 
 

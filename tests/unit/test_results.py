@@ -1,4 +1,4 @@
-"""What a row may be taken for: exact or not, beside which baseline, on which requests."""
+"""What a row can tell you: exact or not, beside which baseline, on which requests."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_exact_mcnemar(gains: int, losses: int, p: float) -> None:
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(UsageError, match="1 resamples give no interval"):
+    with pytest.raises(UsageError, match="1 resamples are too few for an interval"):
         stats.resample_weights(5, 1)
     with pytest.raises(UsageError, match="no request"):
         stats.resample_weights(0)

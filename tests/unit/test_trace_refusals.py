@@ -141,7 +141,7 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("negative rank", "positions", set_cell("rank", 0, -3), "rank -3|draft_id is missing"),
     ("no rank", "positions", set_cell("rank", 0, None), "missing"),
     ("a draft in the bonus row", "positions", set_cell("draft_id", 4, 1), "bonus row"),
-    ("a divergence in the bonus row", "positions", set_cell("kl", 4, 0.5), "kl 0.5 stands in the bonus row"),
+    ("a divergence in the bonus row", "positions", set_cell("kl", 4, 0.5), "kl 0.5 is set in the bonus row"),
     ("divergence", "positions", set_cell("js", 0, 1.5), "js 1.5 is out of range"),
     ("negative divergence", "positions", set_cell("kl", 0, -1.0), "kl -1.0 is out of range"),
     ("log-probability", "positions", set_cell("draft_logprob", 0, 0.5), "draft_logprob 0.5 is out of range"),
@@ -150,8 +150,8 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("entropy", "positions", set_cell("entropy", 0, 9.0), "entropy 9.0 is not in"),
     ("parent position", "positions", set_cell("parent_position", 2, 2), "parent_position 2"),
     ("no parent position", "positions", set_cell("parent_position", 2, None), "parent_position -1"),
-    ("an id twice, logits falling", "positions", twice_while_logits_fall, "a top id is there twice"),
-    ("the last id twice", "positions", last_twice, "a top id is there twice"),
+    ("an id twice, logits falling", "positions", twice_while_logits_fall, "a top id appears twice"),
+    ("the last id twice", "positions", last_twice, "a top id appears twice"),
     ("a tie in falling ids", "positions", tie_in_falling_ids, "not ordered by"),
     ("an unlisted draft ties the last logit", "positions", unlisted_tie, "rank .* does not fit draft token"),
     ("a listed draft of a far rank", "positions", listed_though_far, "rank .* does not fit draft token"),
@@ -182,7 +182,7 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("step of no request", "steps", set_cell("request_id", 2, "who"), "'who', which the trace does not hold"),
     ("step missing", "steps", drop_row(1), "a step is missing"),
     ("last step missing", "steps", lambda t: t.slice(0, t.num_rows - 1), "fits no step"),
-    ("step twice", "steps", double_row(3), "step 3 is there twice"),
+    ("step twice", "steps", double_row(3), "step 3 appears twice"),
     ("K", "steps", set_cell("num_draft_tokens", 2, 3), "fits no step"),
     ("K beyond what was asked for", "steps", set_cell("num_draft_tokens", 2, 5), "not in 0 .. 4"),
     ("negative K", "steps", set_cell("num_draft_tokens", 2, -2), "not in 0 .. 4"),
@@ -211,7 +211,7 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
         "accepted count that no rule gives",
         "steps",
         set_cell("parent_accepted", 2, 9),
-        "no rule can go on from step 1 with 9",
+        "no rule can continue from step 1 with 9",
     ),
     ("start", "steps", set_cell("start_pos", 2, 1), "start_pos 1 is not where step 1 leads"),
     ("start too late", "steps", raised("start_pos", 2, 1), "is not where step 1 leads"),
@@ -228,12 +228,12 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("id at the end of the vocabulary in a prompt", "requests", set_cell("prompt_ids", 1, [40]), "prompt_ids holds 40"),
     ("captured path interrupted", "steps", set_cell("wave", 1, 1), "interrupted"),
     ("request missing", "requests", drop_row(1), "a request is missing|does not hold"),
-    ("request twice", "requests", double_row(1), "'toy/1' is there twice"),
+    ("request twice", "requests", double_row(1), "'toy/1' appears twice"),
     ("stop", "requests", set_cell("stop", 1, "never"), "'never' is neither natural nor fixed"),
     ("prompt id", "requests", set_cell("prompt_ids", 1, [4, 99]), "prompt_ids holds 99"),
     ("eos id", "requests", set_cell("eos_ids", 1, [-1]), "eos_ids holds -1"),
     ("limit", "requests", set_cell("max_new_tokens", 1, -5), "max_new_tokens -5"),
-    ("limit below what was decoded", "requests", set_cell("max_new_tokens", 1, 2), "token limit|no rule can go on"),
+    ("limit below what was decoded", "requests", set_cell("max_new_tokens", 1, 2), "token limit|no rule can continue"),
     ("limit above what was decoded", "requests", set_cell("max_new_tokens", 3, 400), "breaks off"),
     ("column missing", "steps", lambda t: t.drop_columns(["wave"]), "column 'wave' is missing"),
     (
@@ -493,8 +493,8 @@ def test_writer_refuses_paths_that_do_not_hold_together(tmp_path: Path) -> None:
             ([], "no step, though"),
             (steps[:-1], "breaks off"),
             ([steps[0], *steps[2:]], "a step is missing"),
-            ([*steps, steps[-1]], "is there twice"),
-            ([*steps, wrong(more[0], parent_accepted=99)], "no rule can go on"),
+            ([*steps, steps[-1]], "appears twice"),
+            ([*steps, wrong(more[0], parent_accepted=99)], "no rule can continue"),
             ([*steps, more[0], wrong(more[0], step_id=len(steps) + 1)], "another child"),
         ):
             with pytest.raises(TraceError, match=message):
@@ -502,10 +502,10 @@ def test_writer_refuses_paths_that_do_not_hold_together(tmp_path: Path) -> None:
         writer.add_request(request, steps)
         with pytest.raises(TraceError, match="no request 'who' to add steps to"):
             writer.add_steps("who", more)
-        with pytest.raises(TraceError, match="no rule can go on"):
+        with pytest.raises(TraceError, match="no rule can continue"):
             writer.add_steps(request.request_id, [wrong(more[0], parent_accepted=99)])
         writer.add_steps(request.request_id, more)
-        with pytest.raises(TraceError, match="is there twice"):
+        with pytest.raises(TraceError, match="appears twice"):
             writer.add_steps(request.request_id, more)
     assert len(read_trace(tmp_path / "t").steps_of(request.request_id)) == len(steps) + 2
 

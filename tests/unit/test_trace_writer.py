@@ -117,7 +117,7 @@ def test_create_makes_parents_and_takes_an_empty_directory(tmp_path: Path) -> No
 def test_resume_refuses_another_run_and_names_the_field(tmp_path: Path, fields: dict[str, Any], named: str) -> None:
     write_toy_trace(tmp_path / "t")
     before = files(tmp_path)
-    with pytest.raises(TraceError, match="the trace is of another run") as refused:
+    with pytest.raises(TraceError, match="the trace is from another run") as refused:
         TraceWriter.resume(tmp_path / "t", toy_manifest(**fields))
     assert named in str(refused.value)
     assert files(tmp_path) == before
@@ -302,7 +302,8 @@ def test_a_full_disk_is_one_clear_error(
             raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "fsync", failing)
-    message = r"cannot be written: " if code == errno.EIO else r"no space left on the disk \(free some, .* --resume\)"
+    full = r"no space left on the disk \(free some space, .* --resume\)"
+    message = r"cannot be written: " if code == errno.EIO else full
     failures = 0
     for call in range(1, 200, 3 if code == errno.ENOSPC else 15):
         folder, countdown[0] = tmp_path / str(call), call

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asdsim.capture.vocabulary import stored_ids
 from asdsim.errors import TraceError
 from asdsim.trace.reader import read_trace
-from asdsim.trace.vocabulary import Vocabulary, store_vocabulary, stored_ids
-from asdsim.trace.writer import TraceWriter
+from asdsim.trace.vocabulary import Vocabulary
+from asdsim.trace.writer import TraceWriter, store_vocabulary
 from tests.support.toytrace import write_toy_trace
 from tests.support.tracefiles import edit_manifest
 
@@ -68,7 +69,7 @@ def test_a_damaged_or_missing_vocabulary_is_refused(trace: Path) -> None:
     (file,) = trace.glob("vocabulary-*")
     data = file.read_bytes()
     file.write_bytes(data[:-1] + b"?")
-    with pytest.raises(TraceError, match=r"vocabulary-.*not the one of the manifest"):
+    with pytest.raises(TraceError, match=r"vocabulary-.*does not match the manifest"):
         read_trace(trace)
     file.unlink()
     with pytest.raises(TraceError, match="cannot be read"):

@@ -11,9 +11,9 @@ HEADS = ("medusa", "eagle3", "dspark")
 NAMES = ("layer-skip", "lookup", "model", *HEADS)
 DEFAULT_LAYERS = (12,)
 FLAGS = {"layer_ids": "--draft-layer-ids", "rope_theta": "--draft-rope-theta", "anchor": "--draft-anchor"}
-"""What may be said of a head where its checkpoint does not say it, or says it wrong; and the flag."""
+"""Options of a head whose checkpoint does not say, or is wrong; and their flags."""
 READERS = {"layer_ids": ("eagle3", "dspark"), "rope_theta": ("eagle3", "dspark"), "anchor": ("dspark",)}
-"""Heads that such a statement means something to."""
+"""Heads that each option applies to."""
 ANCHORS = ("first", "bonus")
 """Of a DSpark block: ``first``: slot 0, the anchor's, predicts the next token; ``bonus``: slot 1 does."""
 
@@ -30,7 +30,7 @@ def check_spec(spec: str) -> tuple[str, str]:
     if name not in NAMES:
         raise unknown_name("drafter", name, list(NAMES))
     if colon and not argument:
-        raise UsageError(f"drafter {spec!r} ends with a colon", fix="leave it out, or say what follows")
+        raise UsageError(f"drafter {spec!r} ends with a colon", fix="remove it, or write what follows")
     if name == "lookup":
         from .lookup import parse_ngram
 
@@ -52,21 +52,21 @@ def parse_layers(text: str) -> tuple[int, ...]:
         return DEFAULT_LAYERS
     items = [item.strip() for item in text.split(",")]
     if not all(item.isascii() and item.isdigit() for item in items):
-        raise UsageError(f"layer-skip: {text!r} is no list of layers", fix="write layer-skip:12 or layer-skip:12,14")
+        raise UsageError(f"layer-skip: {text!r} is not a list of layers", fix="write layer-skip:12 or layer-skip:12,14")
     return tuple(sorted({int(item) for item in items}))
 
 
 def check_head(
     spec: str, *, num_draft_tokens: int | None = None, overrides: Mapping[str, Any] | None = None, **loading: Any
 ) -> Any:
-    """Refuse, before a target is loaded, what a head's files alone can tell; nothing to do for other drafters.
+    """Refuse, before a target is loaded, what a head's files alone show to be wrong; other drafters pass.
 
     Parameters are those of :func:`make_drafter`, and K.
 
     Returns
     -------
     Checkpoint or None
-        What was read, for :func:`make_drafter`; None for a drafter that is no head.
+        What was read, for :func:`make_drafter`; None for a drafter that is not a head.
 
     Raises
     ------
@@ -137,12 +137,12 @@ def make_drafter(
         check_vocabulary(target, drafter)
         check_same_tokenizer(target.tokenizer, loaded.tokenizer)
     if keep_logits and not drafter.has_logits:
-        raise UsageError(f"drafter {spec} has no distribution, so no divergences", fix="leave --divergences out")
+        raise UsageError(f"drafter {spec} gives no distribution, so no divergences", fix="leave --divergences out")
     return drafter
 
 
 def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
-    """Refuse what is meant for a head where the drafter is none, or is one that does not read it.
+    """Refuse options of a head if the drafter is not one, or does not read them.
 
     Raises
     ------
@@ -151,14 +151,14 @@ def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
     """
     for key, value in overrides.items():
         if value is not None and name not in READERS[key]:
-            raise UsageError(f"{FLAGS[key]} has no meaning for drafter {name}", fix="leave it out")
+            raise UsageError(f"{FLAGS[key]} has no effect on drafter {name}", fix="leave it out")
     if overrides.get("anchor") not in (None, *ANCHORS):
         raise unknown_name("draft anchor", str(overrides["anchor"]), list(ANCHORS))
 
 
 def parse_layer_ids(text: str) -> tuple[int, ...]:
-    """Read ``"2,15,27"``: hidden states of the target, 0 the embeddings, i what layer i - 1 puts out."""
+    """Read ``"2,15,27"``: hidden states of the target, 0 the embeddings, i the output of layer i - 1."""
     items = [item.strip() for item in text.split(",")]
     if not all(item.isascii() and item.isdigit() for item in items):
-        raise UsageError(f"--draft-layer-ids {text!r} is no list of hidden states", fix="write for example 2,15,27")
+        raise UsageError(f"--draft-layer-ids {text!r} is not a list of hidden states", fix="write for example 2,15,27")
     return tuple(map(int, items))

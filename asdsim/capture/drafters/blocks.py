@@ -22,7 +22,7 @@ def gated_mlp(width: int, inner: int, act: str = "silu") -> LlamaMLP:
 class Rotary:
     """Rotary positions as Transformers computes them, scaled variants included.
 
-    No module: its frequencies stay in float32 whatever the dtype of the head.
+    Not a module: its frequencies stay in float32 whatever the dtype of the head.
 
     Parameters
     ----------

@@ -33,10 +33,10 @@ AUX_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 """Keys of vLLM and speculators: id i is hidden state i."""
 
 TARGET_KEY = "target_layer_ids"
-"""Key of DeepSpec, DFlash and SpecForge: id i is hidden state i + 1, what layer i puts out."""
+"""Key of DeepSpec, DFlash and SpecForge: id i is hidden state i + 1, the output of layer i."""
 
 EAGLE_TABLE = "eagle_config"
-"""Table of SpecForge and SGLang: a key of vLLM's in it counts as SpecForge counts."""
+"""Table of SpecForge and SGLang: a key of vLLM's in it is numbered as in SpecForge."""
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "quantization_config": ({},),
@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "use_aux_hidden_state": (True,),
     "shift_label": (False,),
 }
-"""Keys of a computation that is not written here, and the values, beside null, under which they change nothing."""
+"""Keys of computations that are not implemented, and the values besides null under which they change nothing."""
 
 PROJECTORS = ("dflash", "dspark")
 """What ``projector_type`` may say; ``domino``, for one, is another head."""
@@ -147,7 +147,7 @@ def taps_of(
     named = {"--draft-layer-ids": tuple(given)} if given is not None else _named_taps(checkpoint, total, fix)
     if len(set(named.values())) > 1:
         meanings = "; ".join(f"{key} means hidden states {list(taps)}" for key, taps in named.items())
-        raise checkpoint.error(f"config.json disagrees with itself: {meanings}", fix)
+        raise checkpoint.error(f"config.json contradicts itself: {meanings}", fix)
     taps = next(iter(named.values()), None if default is None or len(default) != count else tuple(default))
     if taps is None:
         raise checkpoint.error(f"config.json does not say which {count} layers of the target the head reads", fix)
@@ -221,7 +221,7 @@ def rope_of(checkpoint: Checkpoint, given: float | None = None, layer_type: str 
             rope[key] = value
     for key in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "low_freq_factor"):
         if key in rope and not 0 < rope[key] <= 1e9:
-            raise CaptureError(f"{key} is {rope[key]:g}, not from above 0 to 1e9", where=table.where)
+            raise CaptureError(f"{key} is {rope[key]:g}, not above 0 and at most 1e9", where=table.where)
     if rope.get("high_freq_factor", math.inf) <= rope.get("low_freq_factor", 0):
         raise CaptureError("high_freq_factor is not above low_freq_factor", where=table.where)
     if "original_max_position_embeddings" in rope:
@@ -263,7 +263,7 @@ def _theta(checkpoint: Checkpoint, table: Fields, given: float | None) -> float:
     if not thetas:
         raise checkpoint.error(
             "config.json names no RoPE theta",
-            "give it: --draft-rope-theta 10000, which most code takes where a configuration names none",
+            "give --draft-rope-theta 10000, the default of most code",
         )
     if len(thetas) > 1:
         raise checkpoint.error(f"two RoPE thetas, {sorted(thetas)}", "choose one with --draft-rope-theta")
@@ -347,7 +347,7 @@ def windows_of(checkpoint: Checkpoint, layers: int) -> tuple[Window, ...]:
 
 
 def _types_of(checkpoint: Checkpoint, types: list[str], layers: int) -> list[str]:
-    """Check ``layer_types``; a list copied from the target serves where all of it says the same."""
+    """Check ``layer_types``; a list copied from the target is used if all its entries agree."""
     other = sorted(set(types) - {FULL, SLIDING})
     if other:
         raise checkpoint.error(f"layers of type {shown(other[0])} are not supported", f"known: {FULL}, {SLIDING}")
@@ -371,7 +371,7 @@ def check_layers(checkpoint: Checkpoint, layers: int) -> None:
     """Refuse a head with more or fewer layers than its configuration says: some weights are missing, or not its own."""
     named = checkpoint.layer.whole("num_hidden_layers", layers)
     if named != layers:
-        raise checkpoint.error(f"config.json says {named} layers, the tensors are of {layers}")
+        raise checkpoint.error(f"config.json says {named} layers, but the tensors hold {layers}")
 
 
 def attention_shape(checkpoint: Checkpoint, q_proj: torch.Tensor, k_proj: torch.Tensor) -> dict[str, int]:

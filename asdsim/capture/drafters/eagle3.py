@@ -338,7 +338,7 @@ def _taps(
     if early:
         return taps_of(checkpoint, 1, total, given, default=(total,))
     if fc.shape[1] % target_width:
-        raise checkpoint.error(f"fc takes {fc.shape[1]} numbers, no multiple of the target's {target_width}")
+        raise checkpoint.error(f"fc takes {fc.shape[1]} numbers, not a multiple of the target's {target_width}")
     return taps_of(checkpoint, fc.shape[1] // target_width, total, given, default=(2, total // 2, total - 3))
 
 

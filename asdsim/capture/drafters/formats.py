@@ -93,7 +93,7 @@ class Checkpoint:
 
 
 def check_head_name(kind: str, name: str) -> None:
-    """Refuse a head's name that names nothing, without loading anything.
+    """Refuse an invalid name of a head, without loading anything.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
 
     try:
         with bars_on_terminals_only():
-            path = get(["config.json", "medusa_lm_head.*"])  # beside some Medusa heads lies the whole model
+            path = get(["config.json", "medusa_lm_head.*"])  # some Medusa heads come with the whole model
             if _weight_files(path):
                 return path
             return get(["config.json", "*.safetensors", "*.index.json", "pytorch_model*.bin", "*.pt"])
@@ -208,7 +208,7 @@ def _read_indexed(index: Path) -> dict[str, torch.Tensor]:
     names = sorted(set(place.values()))
     for name in names:
         if Path(name).name != name or name in ("", ".", ".."):
-            raise CaptureError(f"{shown(name)!r} is no file beside the index", where=str(index))
+            raise CaptureError(f"{shown(name)!r} is not a file beside the index", where=str(index))
         if not (index.parent / name).is_file():
             first = next(tensor for tensor, file in place.items() if file == name)
             raise CaptureError(
@@ -288,7 +288,7 @@ def kind_of(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], wher
     if named is not None:
         if not isinstance(named, str) or named not in SPECULATORS:
             raise CaptureError(
-                f"speculators_model_type {named!r} is no head known here",
+                f"speculators_model_type {named!r} is not a known head",
                 where=where,
                 fix=f"known: {list(SPECULATORS)}",
             )
@@ -308,7 +308,7 @@ def kind_of(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], wher
         if fc.shape[1] == 2 * fc.shape[0]:
             return "eagle3"  # EAGLE-1 or 2
     raise CaptureError(
-        f"no head known here has tensors named {shown(', '.join(sorted(names)[:4]))}, ..",
+        f"no known head has tensors named {shown(', '.join(sorted(names)[:4]))}, ..",
         where=where,
         fix="give a checkpoint of Medusa, EAGLE, DSpark or DFlash",
     )
@@ -319,7 +319,7 @@ def need(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], name: str)
     if name not in tensors:
         raise checkpoint.error(f"tensor {name} is missing")
     if tensors[name].ndim != 2 or not tensors[name].numel():
-        raise checkpoint.error(f"tensor {name} is {tuple(tensors[name].shape)}, no matrix")
+        raise checkpoint.error(f"tensor {name} is {tuple(tensors[name].shape)}, not a matrix")
     return tensors[name]
 
 
@@ -331,7 +331,7 @@ def whole_map(checkpoint: Checkpoint, name: str, tensor: torch.Tensor) -> torch.
             "store it as int64",
         )
     if tensor.ndim != 1 or not len(tensor):
-        raise checkpoint.error(f"{name} is {tuple(tensor.shape)}, no list of tokens")
+        raise checkpoint.error(f"{name} is {tuple(tensor.shape)}, not a list of tokens")
     return tensor.to(torch.int64)
 
 
@@ -344,7 +344,7 @@ def marked_tokens(checkpoint: Checkpoint, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_dtypes(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse weights that are quantised, or no numbers."""
+    """Refuse weights that are quantised, or not numbers."""
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")

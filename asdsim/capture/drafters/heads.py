@@ -444,8 +444,8 @@ def vocabulary_of(
     drafted = checkpoint.fields("draft_vocab_size").whole("draft_vocab_size", 0)
     if drafted and drafted != (vocab_size if token_ids is None else len(token_ids)):
         if token_ids is None:
-            raise checkpoint.error(f"draft_vocab_size is {drafted}, and d2t, which names these tokens, is missing")
-        raise checkpoint.error(f"draft_vocab_size is {drafted}, the maps name {len(token_ids)} tokens")
+            raise checkpoint.error(f"draft_vocab_size is {drafted}, but d2t, which names these tokens, is missing")
+        raise checkpoint.error(f"draft_vocab_size is {drafted}, but the maps name {len(token_ids)} tokens")
     for name in ("embed_tokens", "lm_head"):
         if f"{name}.weight" not in tensors and width != target_width:
             raise checkpoint.error(f"tensor {name}.weight is missing, and the target's does not fit")
@@ -502,7 +502,7 @@ def fill(head: Head, checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]
         if name not in tensors:
             raise checkpoint.error(f"tensor {name} is missing")
         if name not in wanted:
-            raise checkpoint.error(f"tensor {name} has no place in a {head.kind} head")
+            raise checkpoint.error(f"tensor {name} does not belong in a {head.kind} head")
         if wanted[name].shape != tensors[name].shape:
             raise checkpoint.error(
                 f"tensor {name} is {tuple(tensors[name].shape)}, not {tuple(wanted[name].shape)}",

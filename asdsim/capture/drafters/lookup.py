@@ -18,7 +18,7 @@ def parse_ngram(text: str) -> int:
     except ValueError:
         ngram = 0
     if ngram < 1:
-        raise UsageError(f"lookup: {text!r} is no n-gram length", fix="write lookup:3")
+        raise UsageError(f"lookup: {text!r} is not an n-gram length", fix="write lookup:3")
     return ngram
 
 

@@ -75,7 +75,7 @@ class Medusa(Head):
         tensors, other = _renamed(checkpoint)
         mapped = other.pop("token_map", None)
         if other:
-            raise checkpoint.error(f"tensor {next(iter(other))} has no place in a medusa head")
+            raise checkpoint.error(f"tensor {next(iter(other))} does not belong in a medusa head")
         width, vocab_size, _ = target_shape(target_model)
         if "blocks.0.0.weight" not in tensors:
             raise checkpoint.error("the first Medusa head has no residual block")
@@ -146,7 +146,7 @@ def _check_counts(checkpoint: Checkpoint, heads: int, layers: int) -> None:
     for key, (count, what) in counts.items():
         named = checkpoint.layer.whole(key, count)
         if named > count:
-            raise checkpoint.error(f"{key} is {named}, the tensors are of {count} {what}")
+            raise checkpoint.error(f"{key} is {named}, but the tensors hold {count} {what}")
 
 
 def _renamed(checkpoint: Checkpoint) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

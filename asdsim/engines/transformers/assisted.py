@@ -172,7 +172,7 @@ class Assisted:
         needs_of(layout)
         if layout.value == "reuse" or layout.rule == "fly":
             raise EngineError(
-                f"{layout} looks at rows behind a mismatch, and Transformers shows one row at a time",
+                f"{layout} needs the rows after a mismatch, but Transformers shows one row at a time",
                 fix="use another value scheme or rule",
             )
 
@@ -190,7 +190,7 @@ class Assisted:
         Raises
         ------
         EngineError
-            Under sampling, with several sequences at once, without a drafter, or where the logits are no numbers.
+            Under sampling, with several sequences at once, without a drafter, or where a logit is not a number.
         """
         if generation_config.do_sample:
             raise EngineError("ASD verifies greedy decoding", fix="set do_sample=False")
@@ -205,7 +205,7 @@ class Assisted:
         drafting = (config.prompt_lookup_num_tokens, config.assistant_early_exit, getattr(config, "use_mtp", None))
         if assistant is None and not any(drafting):
             raise EngineError(
-                "nothing drafts", fix="give Assisted an assistant_model, or generate prompt_lookup_num_tokens"
+                "there is no drafter", fix="give Assisted an assistant_model, or generate prompt_lookup_num_tokens"
             )
         eos = getattr(config, "_eos_token_tensor", None)
         lift = Lift(self.policy, config.max_length, set() if eos is None else set(eos.flatten().tolist()))

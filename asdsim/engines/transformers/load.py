@@ -189,7 +189,7 @@ def use_threads() -> int:
     asked = os.environ.get("ASDSIM_THREADS", "")
     if asked:
         if not asked.isdecimal() or not 1 <= int(asked) <= 1024:
-            raise UsageError(f"ASDSIM_THREADS={asked!r} is no number of threads", fix="give 1 to 1024")
+            raise UsageError(f"ASDSIM_THREADS={asked!r} is not a number of threads", fix="give 1 to 1024")
         torch.set_num_threads(int(asked))
     elif not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(idle_cores())
