@@ -284,3 +284,115 @@ def ratio(numerator: npt.NDArray[Any], denominator: npt.NDArray[Any]) -> npt.NDA
     """Return numerator / denominator, NaN where the denominator is 0."""
     out = np.full(np.broadcast_shapes(np.shape(numerator), np.shape(denominator)), np.nan)
     return np.divide(numerator, denominator, out=out, where=np.asarray(denominator) > 0)
+
+
+# --- is it no worse than a margin allows? ---------------------------------------------------------------------------
+
+POWER = 0.8
+"""Chance of a decision that a sample size is given for."""
+FRACTIONS = np.geomspace(0.02, 0.9, 16)
+"""Stakes of the sequential test, as shares of the largest allowed one."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """A verdict on whether accuracy falls by no more than a margin.
+
+    Attributes
+    ----------
+    verdict : {"shown", "not shown", "refuted"}
+        Shown: a fall of the margin or more is rejected. Refuted: a fall of less is rejected.
+    shown_p, refuted_p : float
+        One-sided p-values of these rejections; of a sequential test 1 / (largest e-value), at most 1.
+    requests : int
+        That it stands on.
+    needed : int or None
+        Where it is not shown: requests that would show it with a chance of :data:`POWER`, if accuracy does not change
+        in truth and answers change as often as here.
+    """
+
+    verdict: str
+    shown_p: float
+    refuted_p: float
+    requests: int
+    needed: int | None = None
+
+
+def check_margin(margin: float, alpha: float) -> None:
+    """Refuse a margin or an error rate that says nothing; both are shares."""
+    if not 0 < margin < 1:
+        raise UsageError(f"a margin of {100 * margin:g} points", fix="give one between 0 and 100, such as 1")
+    if not 0 < alpha < 0.5:
+        raise UsageError(f"an error rate of {alpha:g}", fix="give one between 0 and 0.5, such as 0.05")
+
+
+def within_margin(gained: int, lost: int, total: int, margin: float, alpha: float = 1 - LEVEL) -> Margin:
+    """Tell whether accuracy falls by no more than a margin, by Tango's score test for paired shares (1998).
+
+    The sample size is that of a test of paired shares with no true difference: (z(1 - alpha) + z(power))^2 times the
+    share of answers that change, divided by the squared margin; one change is added, so that none gives a size too.
+
+    Parameters
+    ----------
+    gained, lost : int
+        Answers right under the setting only, and under strict only.
+    total : int
+        Requests with a score.
+    margin, alpha : float
+        As shares.
+
+    Raises
+    ------
+    UsageError
+        On a margin or an error rate that says nothing.
+    """
+    from scipy.special import ndtr, ndtri
+
+    check_margin(margin, alpha)
+    if total == 0:
+        return Margin("not shown", 1.0, 1.0, 0)
+    # The chance of a lost answer that is likeliest if accuracy changes by exactly -margin.
+    a, b = 2.0 * total, -gained - lost - (2 * total - gained + lost) * margin
+    c = lost * margin * (1 + margin)
+    chance = (np.sqrt(max(b * b - 4 * a * c, 0.0)) - b) / (2 * a)
+    spread = np.sqrt(total * (2 * chance - margin * (1 + margin)))
+    z = float((gained - lost + total * margin) / spread) if spread > 0 else 0.0
+    shown, refuted = float(ndtr(-z)), float(ndtr(z))
+    if shown <= alpha or refuted <= alpha:
+        return Margin("shown" if shown <= alpha else "refuted", shown, refuted, total)
+    changed = (gained + lost + 1) / (total + 1)
+    needed = changed * ((ndtri(1 - alpha) + ndtri(POWER)) / margin) ** 2
+    return Margin("not shown", shown, refuted, total, int(np.ceil(needed)))
+
+
+class MarginBets:
+    """The same question, answered as requests come in; to stop when it is decided costs no error.
+
+    A gambler who stakes a share s on each change of an answer being above -margin multiplies his wealth by
+    1 + s (change + margin), and one on the other side by 1 - s (change + margin). If the mean change is at most -margin
+    (at least), wealth does not grow on average, so that it ever reaches 1 / alpha has a chance of alpha at most
+    (Ville's inequality). The wealth here is the mean over the stakes :data:`FRACTIONS` (Waudby-Smith and Ramdas 2024).
+    It holds for requests drawn in random order from a population of prompts.
+
+    Parameters
+    ----------
+    margin, alpha : float
+        As shares.
+    """
+
+    def __init__(self, margin: float, alpha: float = 1 - LEVEL) -> None:
+        check_margin(margin, alpha)
+        self.margin, self.alpha, self.requests = margin, alpha, 0
+        self._logs = np.zeros((2, len(FRACTIONS)))
+        self._best = np.ones(2)
+
+    def add(self, change: int) -> Margin:
+        """Take a request's change of score, -1, 0 or 1, and return the verdict so far."""
+        moved = change + self.margin
+        stakes = FRACTIONS / (1 - self.margin), FRACTIONS / (1 + self.margin)
+        self._logs += np.log1p([stakes[0] * moved, -stakes[1] * moved])
+        self._best = np.maximum(self._best, np.exp(np.minimum(self._logs, 700.0)).mean(axis=1))
+        self.requests += 1
+        shown, refuted = (1 / self._best).tolist()
+        verdict = "shown" if shown <= self.alpha else "refuted" if refuted <= self.alpha else "not shown"
+        return Margin(verdict, shown, refuted, self.requests)

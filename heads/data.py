@@ -22,7 +22,7 @@ import torch
 
 from asdsim.capture.run import encode
 from asdsim.capture.tasks import load_prompts
-from asdsim.capture.tasks.gsm8k import SUFFIX
+from asdsim.capture.tasks.sets import BOXED
 from asdsim.engines.transformers.forward import LanguageModel, left_pad
 from asdsim.engines.transformers.load import load_model
 from asdsim.engines.transformers.model import eos_ids_of
@@ -84,7 +84,7 @@ class Source:
 
 def words_of(text: str) -> list[str]:
     """Return the words of a prompt, without the frames that whole tasks share."""
-    bare = text.replace(SUFFIX, " ").replace(CODE_FRAME, " ")
+    bare = text.replace(BOXED, " ").replace(CODE_FRAME, " ")
     return re.findall(r"\w+", bare.lower())
 
 
@@ -226,7 +226,7 @@ def finish_story(text: str) -> str | None:
     end = max(text.rfind("?"), text.rfind("."))
     if not 40 <= end + 1 <= 600 or "\n\n" in text[:end]:
         return None
-    return text[: end + 1] + SUFFIX
+    return text[: end + 1] + BOXED
 
 
 def begin_stub(rng: random.Random) -> str:

@@ -49,6 +49,9 @@ STATS = "tests/unit/test_stats.py"
 CALIBRATE = "tests/unit/test_calibrate.py"
 COMPARE = "tests/unit/test_compare.py"
 SCORERS = "tests/unit/test_scorers.py"
+PARITY = "tests/unit/test_scorer_parity.py"
+MARGIN = "tests/unit/test_margin.py"
+TASKS = "tests/capture/test_tasks.py"
 FIDELITY = "tests/unit/test_fidelity.py"
 CLI = "tests/cli/test_quality.py"
 RESULTS = "tests/unit/test_results.py tests/unit/test_outputs.py tests/unit/test_likelihood.py"
@@ -175,7 +178,7 @@ MUTANTS = [
         ("min(equal, key=lambda n: tuple(keys[n][1:]))", "equal[0]"),
         ("tuple(keys[n][1:])", "tuple(-keys[n][1:])"),
         ("* (1 - 1e-12)", "* (1 - 1e-9)"),
-        ('table.figures["speed_up" if "speed_up" in table.figures else "mean_acceptance_length"]',
+        ('table.figures[name if name in table.figures else "mean_acceptance_length"]',
          'table.figures["mean_acceptance_length"]'),
         ("and 0 < graph.mm_score[first] < math.inf", "and graph.mm_score[first] < math.inf"),
         ('self.q, method="linear"', 'self.q, method="lower"'),
@@ -400,7 +403,30 @@ MUTANTS = [
         ('if messages[-1].role == "user":', "if True:"),
         ('(f"\\n\\n{more}" if more.strip() else "")', '(f"\\n\\n{more}")'),
         ("(where.rpartition(' ')[2]) - 1", "(where.rpartition(' ')[2])"),
-        ("len(value) - 1", "len(value)"),
+        ("return [Message(\"user\", first_turn)], later", "return [Message(\"user\", first_turn)], later[1:]"),
+        ('for message in messages[first + 1 :] if message.role == "user"', "for message in messages[first + 1 :]"),
+    ]),
+    *changes("asdsim/capture/tasks/sets.py", TASKS, [
+        ('.strip().replace(",", "")', ".strip()"),
+        ("if value is not None} for given", "} for given"),
+        ("LETTERS[answer]", "LETTERS[answer - 1]"),
+        ("argument not in splits and not _is_file(argument)", "argument not in splits"),
+    ]),
+    *changes("asdsim/evaluate/scorers/ifeval.py", PARITY, [
+        ("return count < threshold if", "return count <= threshold if"),
+        ("(lines[1:], lines[:-1], lines[1:-1])", "(lines[1:], lines[:-1])"),
+        ('.replace("*", "") for part in cut', " for part in cut"),
+        ("for part in parts[1:-1]", "for part in parts"),
+        ('.lstrip("\'").lstrip(\'"\')', ""),
+        ("single, *double", "single"),
+        ("if one.strip()]", "]"),
+    ]),
+    *changes("asdsim/stats.py", MARGIN, [
+        ("c = lost * margin * (1 + margin)", "c = lost * margin * (1 - margin)"),
+        ("(2 * chance - margin * (1 + margin))", "(2 * chance)"),
+        ("changed = (gained + lost + 1) / (total + 1)", "changed = (gained + lost) / total"),
+        ("FRACTIONS / (1 - self.margin)", "FRACTIONS / (1 + self.margin)"),
+        ("np.maximum(self._best, np.exp", "np.minimum(self._best, np.exp"),
     ]),
     *changes("asdsim/capture/tasks/__init__.py", PROMPTS, [
         ("if prompt.id in seen:", "if False:"),

@@ -7,10 +7,11 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ from ..trace.schema import DIVERGENCES, MIN_TOP_K
 from .drafters import check_overrides, check_spec, parse_layer_ids
 from .interrupt import uninterrupted
 from .prompts import Encoder, encode, parse_date, parse_template_args
-from .tasks import Prompt, check_tasks, load_prompts
+from .tasks import Message, Prompt, check_tasks, load_prompts, prompt_formats, without_folder
 
 __all__ = ["Plan", "Summary", "capture", "capture_with", "encode", "make_manifest", "make_requests"]
 
 RULES = ("strict", "asd")
 STOPS = ("natural", "fixed")
+TURNS = ("first", "all")
 LOGITS_DTYPES = ("model", "float32")
 
 
@@ -77,6 +79,10 @@ class Plan:
         Store after so many requests; by default the trace writer decides by the clock.
     shard : str, optional
         ``"i/n"``: only every n-th request from the i-th on, into the directory of that shard beside ``out``.
+    shuffle : int, optional
+        Seed of the order of each task's prompts; they keep their own without it.
+    turns : {"first", "all"}
+        Whether later turns of the user are asked, each a request whose prompt holds the strict answers before.
     """
 
     out: Path
@@ -107,6 +113,8 @@ class Plan:
     draft_rope_theta: float | None = None
     draft_anchor: str | None = None
     shard: str | None = None
+    shuffle: int | None = None
+    turns: str = "first"
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -117,6 +125,7 @@ class Plan:
             lambda: check_tasks(self.task),
             lambda: parse_template_args(self.chat_template_args),
             lambda: parse_date(self.template_date),
+            self._check_turns,
             *(
                 partial(_at_least, flag, value, lowest)
                 for flag, value, lowest in (
@@ -127,7 +136,7 @@ class Plan:
             *(
                 partial(_one_of, kind, word, known)
                 for kind, word, known in (
-                    ("stop rule", self.stop, STOPS), ("dtype", self.dtype, DTYPES),
+                    ("stop rule", self.stop, STOPS), ("turns", self.turns, TURNS), ("dtype", self.dtype, DTYPES),
                     ("logits dtype", self.logits_dtype, LOGITS_DTYPES),
                     *(("divergence", item, DIVERGENCES) for item in self.divergences),
                 )
@@ -147,6 +156,10 @@ class Plan:
             raise UsageError(f"--draft-rope-theta {self.draft_rope_theta:g} is not a base", fix="give a number above 0")
         if self.divergences and name == "lookup":
             raise UsageError("drafter lookup gives no distribution, so no divergences", fix="leave --divergences out")
+
+    def _check_turns(self) -> None:
+        if self.turns == "all" and self.shard is not None:
+            raise UsageError("--turns all and --shard: turns of one prompt cannot be parted", fix="leave one out")
 
     @property
     def folder(self) -> Path:
@@ -342,26 +355,52 @@ def make_manifest(
         max_new_tokens=plan.max_new_tokens,
         stop=plan.stop,
         rule=rule,
-        tasks=[_bare(task) for task in check_tasks(plan.task)],
+        tasks=[without_folder(task) for task in check_tasks(plan.task)],
         seed=plan.seed,
         logits_dtype=target.logits_dtype,
         device=target.lm.device.type,
         settings={
             "limit": plan.limit,
             "offset": plan.offset,
+            **({} if plan.shuffle is None else {"shuffle": plan.shuffle}),
             "divergences": list(plan.divergences),
             **(encoder or encoder_of(target.tokenizer, plan)).settings(),
             "prompts_sha256": prompts.hexdigest(),
         },
         software=versions,
-        notes={"created": datetime.now(UTC).isoformat(timespec="seconds"), "threads": torch.get_num_threads()},
+        notes={
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "threads": torch.get_num_threads(),
+            "prompt_formats": prompt_formats(plan.task),
+        },
     )
 
 
-def _bare(task: str) -> str:
-    """Return a task without the directory of its file, which is nobody else's business."""
-    name, colon, argument = task.partition(":")
-    return f"{name}:{Path(argument).name}" if name == "jsonl" else f"{name}{colon}{argument}"
+def with_later_turns(
+    prompt: Prompt, first: RequestRecord, encoder: Encoder, answer: Callable[[RequestRecord], str]
+) -> Iterator[RequestRecord]:
+    """Yield the request of a prompt, then one for each later turn of its user.
+
+    Parameters
+    ----------
+    prompt : Prompt
+    first : RequestRecord
+        The first turn.
+    encoder : Encoder
+    answer : callable
+        Returns the strict answer to a request, which the prompt of the next turn holds: so prompts are the same for
+        every setting and rule.
+    """
+    yield first
+    request, messages = first, list(prompt.asked)
+    for turn, text in enumerate(prompt.later, 2):
+        messages += [Message("assistant", answer(request)), Message("user", text)]
+        whole = "\n\n".join(message.content for message in messages)
+        asked = Prompt(f"{prompt.id}/turn-{turn}", prompt.task, whole, messages=tuple(messages))
+        request = replace(
+            first, request_id=asked.id, prompt_ids=tuple(encoder.ids(asked)), prompt_text=whole, reference=None
+        )
+        yield request
 
 
 def capture(
@@ -389,7 +428,7 @@ def capture(
     AsdsimError
         On anything that a user can mend. Nothing is written before all prompts and models have been checked.
     """
-    prompts = load_prompts(plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline)
+    prompts = load_prompts(plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline, shuffle=plan.shuffle)
     from ..engines.transformers.load import load_target
     from .drafters import check_head, make_drafter
 
@@ -425,25 +464,44 @@ def capture_with(
         check_request(target, drafter, request, plan.K)
     recorder = Recorder(plan.top_k, plan.divergences)
     manifest = make_manifest(target, drafter, requests, plan, encoder)
-    for text in (*notes_on(prompts, encoder), *note_on_positions(drafter, requests, plan.K)):
+    later = [list(prompt.later) if plan.turns == "all" else [] for prompt in prompts]
+    if plan.turns == "all":
+        digest = hashlib.sha256(json.dumps(later).encode()).hexdigest()
+        manifest = manifest.replace(settings={**manifest.settings, "turns": "all", "later_turns_sha256": digest})
+    for text in (*notes_on(prompts, encoder, plan.turns), *note_on_positions(drafter, requests, plan.K)):
         note(text)
     if plan.shard is not None:
         index, of = parse_shard(plan.shard)
         split = {"index": index, "of": of, "requests": len(requests)}
         manifest = manifest.replace(notes={**manifest.notes, NOTE: split})
         requests = requests[index - 1 :: of]
-    manifest = manifest.replace(notes={**manifest.notes, PLANNED: len(requests)})
+    total = len(requests) + sum(map(len, later))
+    manifest = manifest.replace(notes={**manifest.notes, PLANNED: total})
     fresh = not (plan.folder / MANIFEST).exists()
     summary = Summary()
     began = time.perf_counter()
     with (TraceWriter.create if fresh else TraceWriter.resume)(plan.folder, manifest) as writer:
         done = set(writer.completed)
+        known: dict[str, list[int]] = {}
+
+        def answer(request: RequestRecord) -> str:
+            tokens = known.pop(request.request_id, None)
+            if tokens is None:  # captured before, or under another rule
+                tokens = decode(target, drafter, request, STRICT, plan.K).tokens
+            return str(target.tokenizer.decode(tokens, skip_special_tokens=True))
+
+        queue = iter(requests)
+        if encoder is not None and plan.turns == "all":
+            pairs = zip(prompts, requests, strict=True)
+            queue = chain.from_iterable(with_later_turns(*pair, encoder, answer) for pair in pairs)
         try:
-            for number, request in enumerate(requests):
+            for number, request in enumerate(queue):
                 if request.request_id in done:
                     summary.skipped += 1
                 else:
                     result = decode(target, drafter, request, plan.policy or STRICT, plan.K, recorder)
+                    if plan.policy is None and plan.turns == "all":
+                        known = {request.request_id: result.tokens}
                     with uninterrupted():
                         if writer.manifest.grids:  # they covered the requests that were there
                             writer.update_manifest(grids=[])
@@ -453,7 +511,7 @@ def capture_with(
                         if plan.flush_every and summary.requests % plan.flush_every == 0:
                             writer.flush()
                 if progress is not None:
-                    progress(number + 1, len(requests), summary.completion_tokens)
+                    progress(number + 1, total, summary.completion_tokens)
         except KeyboardInterrupt:
             summary.interrupted = True
         with uninterrupted():
@@ -462,13 +520,14 @@ def capture_with(
     return summary
 
 
-def notes_on(prompts: Iterable[Prompt], encoder: Encoder | None) -> list[str]:
-    """Return notes on prompts that are not used as they are."""
+def notes_on(prompts: Sequence[Prompt], encoder: Encoder | None, turns: str = "first") -> list[str]:
+    """Return what is to be said of prompts that are not taken as they stand."""
     counts = Counter(encoder.noticed if encoder is not None else ())
-    longer = sum(prompt.left_out > 0 for prompt in prompts)
+    longer = sum(bool(prompt.later) for prompt in prompts)
     if longer:
-        turns = sum(prompt.left_out for prompt in prompts)
-        counts[f"have more than one turn: {turns} later turns are left out"] = longer
+        number = sum(len(prompt.later) for prompt in prompts)
+        fate = "are left out" if turns == "first" else "are asked, each after the strict answers to those before"
+        counts[f"have more than one turn: {number} later turns {fate}"] = longer
     return [f"{number} prompt{'' if number == 1 else 's'} {text}" for text, number in counts.items()]
 
 

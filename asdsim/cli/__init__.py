@@ -24,6 +24,7 @@ COMMANDS = {
     "fidelity": "Measure how far off estimates are, on a covered trace.",
     "calibrate": "Choose B, g and M on one trace, freeze them, judge them on another.",
     "audit": "Judge a frozen setting: accuracy, length, outputs that differ, ledger.",
+    "judge": "Have a judge model compare its answers to open questions with strict ones.",
     "policy": "Show a frozen setting, and how to serve it.",
     "timing": "Time a frozen setting live, between two strict runs, and compare with the prediction.",
     "inspect": "Validate a trace and summarise it.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ..errors import UsageError
+from ..errors import UsageError, unknown_name
 from .common import (
     RULE_FLAGS,
     TracePath,
@@ -84,6 +84,10 @@ if TYPE_CHECKING:
 @click.option(
     "--estimate", metavar="aligned|recorded", help="Allow settings that are not exact, estimated in this mode."
 )
+@click.option("--max-length-growth", type=float, help="Limit on the relative growth of length; shorter is fine.")
+@click.option("--min-accuracy", type=float, help="Least accuracy, as a share.")
+@click.option("--rank", default="token", show_default=True, metavar="token|answer",
+              help="What the fastest setting is fastest by: predicted time per token, or per answer.")  # fmt: skip
 @click.option("--table", type=click.Path(path_type=Path), help="Write all candidates with intervals: .parquet or .csv.")
 @cost_option
 @scoring_options
@@ -93,7 +97,8 @@ if TYPE_CHECKING:
 def command(
     calibration: Path, holdout: Path | None, split: int, output: Path, force: bool, method: str, quantile: float,
     max_regret_per_token: float | None, max_divergence: float | None, max_length_change: float | None,
-    max_accuracy_drop: float | None, bound: bool, estimate: str | None, table: Path | None, cost: str,
+    max_accuracy_drop: float | None, max_length_growth: float | None, min_accuracy: float | None, rank: str,
+    bound: bool, estimate: str | None, table: Path | None, cost: str,
     scoring: Scoring, resamples: int, seed: int, as_json: bool, **asked: Any,
 ) -> None:  # fmt: skip
     """Choose a setting of a rule on the trace CAL, freeze it in a file, and judge it on a holdout.
@@ -107,9 +112,13 @@ def command(
     if estimate is not None and estimate not in ("aligned", "recorded"):
         raise UsageError(f"--estimate {estimate!r} is neither aligned nor recorded")
     _check_output(output, holdout is not None or split > 0, force)
-    most = (max_regret_per_token, max_divergence, max_length_change, max_accuracy_drop)
+    most = (
+        max_regret_per_token, max_divergence, max_length_change, max_accuracy_drop, max_length_growth, min_accuracy,
+    )  # fmt: skip
     if any(limit is not None and not limit >= 0 for limit in most):
         raise UsageError("a limit is negative or not a number")
+    if rank not in ("token", "answer"):
+        raise unknown_name("rank", rank, ["token", "answer"])
     wanted = _asked(method, quantile, asked)
     from .. import result as api
     from ..evaluate.quality import Evaluator
@@ -120,7 +129,7 @@ def command(
     note_unfinished(trace)
     other = api.load(holdout) if holdout is not None else None
     candidates = _covered(trace, asked["rule"]) if wanted is None else wanted
-    scored = max_accuracy_drop is not None or scoring.asked
+    scored = max_accuracy_drop is not None or min_accuracy is not None or scoring.asked
     model = cost_of(cost, trace)
     here, there = (
         None if one is None else Evaluator(one, cost=model, scorer=scoring.scorer(one) if scored else None,
@@ -132,7 +141,8 @@ def command(
     total = sum(map(len, candidates)) if isinstance(candidates, list) else 1
     with progress_bar(total, "calibrate", "setting") as bar:
         frozen = calibrate(
-            here, candidates, holdout=there, limits=limits, split=split, estimated=estimate or "", progress=bar.update
+            here, candidates, holdout=there, limits=limits, rank=rank, split=split, estimated=estimate or "",
+            progress=bar.update,
         )  # fmt: skip
     record = policy_record(frozen, trace, other, model)
     write_policy(record, output)
@@ -166,7 +176,6 @@ def _check_output(output: Path, judged: bool, force: bool) -> None:
 
 def _asked(method: str, quantile: float, asked: dict[str, Any]) -> list[Grid] | Quantile | None:
     """Return the candidates that the options name, None for those that the trace is covered for."""
-    from ..errors import unknown_name
     from ..rules import get_rule
     from ..rules.settings import axis_values
     from ..studies.calibrate import METHODS, Quantile

@@ -32,10 +32,14 @@ from .common import config_option, counted, json_option, note, print_json, progr
     "--draft-anchor", help="Block layout of a dspark head, if its checkpoint does not say or is wrong: first or bonus."
 )
 @click.option("--task", required=True,
-              help="Comma list of gsm8k, humaneval, mt-bench, jsonl:PATH "
-              "(docs/prompts.md).")  # fmt: skip
+              help="Comma list of gsm8k, math500, svamp, humaneval, mbpp, mmlu, ifeval, mt-bench, alpaca, each also "
+              "as NAME:SPLIT (from the hub) or NAME:PATH (docs/quality.md), and jsonl:PATH.")  # fmt: skip
 @click.option("--limit", type=int, help="Use at most this many prompts of each task.")
 @click.option("--offset", type=int, default=0, show_default=True, help="Skip this many prompts of each task.")
+@click.option("--shuffle", type=int, metavar="SEED",
+              help="Shuffle the prompts of each task before --offset and --limit.")  # fmt: skip
+@click.option("--turns", default="first", show_default=True, metavar="first|all",
+              help="Ask later turns too, each with the strict answers before it in its prompt.")  # fmt: skip
 @click.option("--K", "K", type=int, default=7, show_default=True, help="Draft tokens per step.")
 @click.option("--max-new-tokens", type=int, default=96, show_default=True, help="Token limit of each request.")
 @click.option("--rule", default="strict", show_default=True, help="Acceptance rule during the capture: strict or asd.")

@@ -92,7 +92,7 @@ def print_table(comparison: Comparison, title: str) -> None:
     click.echo(f"{title}; a draft token costs {comparison.draft_cost:.3g} verifications ({comparison.cost_source})")
     print_rows(
         ["rule", "speed-up over the target alone, predicted", "tokens/step", "accepted/step", "over strict, 95 % (%)",
-         "regret max", "regret/token", "outputs differ (%)", "exact"],
+         "tokens/answer", "regret max", "regret/token", "outputs differ (%)", "exact"],
         [_cells(row, name_of(row), comparison.off_trace) for row in comparison.rows],
     )  # fmt: skip
     for text in verdict(comparison):
@@ -128,6 +128,7 @@ def _cells(row: dict[str, Any], name: str, off_trace: str) -> list[str]:
     formats = {
         "predicted_speedup": ("{:.2f}", 1.0), "mean_acceptance_length": ("{:.2f}", 1.0),
         "accepted_per_proposal": ("{:.2f}", 1.0), "acceptance_length_gain": ("{:+.1f}", 100.0),
+        "tokens_per_answer": ("{:.1f}", 1.0),
         "regret_max": ("{:.2f}", 1.0), "regret_per_token": ("{:.4f}", 1.0), "outputs_differ_share": ("{:.0f}", 100.0),
     }  # fmt: skip
     cells = []

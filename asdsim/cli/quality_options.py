@@ -25,6 +25,11 @@ FORMATS = {
     "accepted_per_proposal": ("accepted drafts per step", "{:.3f}"),
     "acceptance_length_gain": ("gain in tokens per step (%)", "{:+.1f}"),
     "tokens_per_second": ("tokens per second, predicted", "{:.1f}"),
+    "answer_speed_up": ("speed-up per answer over strict, predicted", "{:.3f}"),
+    "tokens_per_answer": ("tokens per answer", "{:.1f}"),
+    "seconds_per_answer": ("seconds per answer, predicted", "{:.3f}"),
+    "seconds_per_finished_answer": ("seconds per finished answer, predicted", "{:.3f}"),
+    "ended_share": ("answers that end by themselves (%)", "{:.1f}"),
     "relaxed_per_token": ("relaxed tokens per token", "{:.4f}"),
     "regret_spent_mean": ("regret per request (logits)", "{:.3f}"),
     "regret_per_token": ("regret per token (logits)", "{:.4f}"),
@@ -133,11 +138,12 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     options = (
         click.option("--scorer", "scorers", multiple=True, metavar="TASK=SCORER",
-                     help="Scorer of a task, if not the one of its name: gsm8k, humaneval, exact, contains (the "
-                          "reference is in the output), regex:PATTERN (found in the output; a group must equal the "
-                          "reference), or MODULE:FUNCTION, your own function of output and reference."),
+                     help="Scorer of a task, if not the one of its name: gsm8k, gsm8k-strict, gsm8k-flexible (as "
+                          "lm-eval), math500, mmlu, ifeval, humaneval, mbpp, exact, contains (the reference is in the "
+                          "output), regex:PATTERN (found in the output; a group must equal the reference), or "
+                          "MODULE:FUNCTION, your own function of output and reference."),
         click.option("--allow-code-execution", "allow_code", is_flag=True,
-                     help="Run the programs that the model wrote (humaneval), in a limited process."),
+                     help="Run the programs that the model wrote (humaneval, mbpp), in a limited process."),
         click.option("--timeout", default=5.0, show_default=True, help="Seconds that each program may take."),
         click.option("--memory", default=1024, show_default=True, help="Megabytes that each program may use."),
         click.option("--tokenizer", help="Name or directory of the target's tokenizer, if not that of the target's "
@@ -194,9 +200,15 @@ def note_baselines(quality: Quality) -> None:
              "take as long as a verification), and over strict speculative decoding with the same drafter")  # fmt: skip
 
 
+def with_finished(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the seconds of all requests per output that ends by itself, without an interval."""
+    seconds, share = (row.get(name, [None])[0] for name in ("seconds_per_answer", "ended_share"))
+    return {**row, "seconds_per_finished_answer": [seconds / share, None, None]} if seconds and share else row
+
+
 def plain_row(quality: Quality, setting: int = 0) -> dict[str, Any]:
     """Return a row for ``--json``: figures as {value, low, high}."""
-    row = quality.row(setting)
+    row = with_finished(quality.row(setting))
     return {
         name: dict(zip(("value", "low", "high"), value, strict=True)) if isinstance(value, list) else value
         for name, value in row.items()

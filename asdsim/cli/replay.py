@@ -40,7 +40,14 @@ INEXACT = "~"
 """Stands before every figure of a row that is not exact."""
 
 FIGURES = ("mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "regret_spent_mean")
-SPEED = ("tokens_per_second", "speed_up_plain", "speed_up")
+SPEED = (
+    "tokens_per_second",
+    "speed_up_plain",
+    "speed_up",
+    "tokens_per_answer",
+    "seconds_per_answer",
+    "answer_speed_up",
+)
 
 
 def _check_off_trace(name: str | None) -> None:
@@ -240,9 +247,15 @@ def _columns(
         head("regret mean", "regret_spent_mean"): number("regret_spent_mean"),
         "regret max": number("regret_spent_max"),
     }
-    for name, over in (("speed_up_plain", "the target alone"), ("speed_up", base)):
+    speeds = {
+        "speed_up_plain": "predicted speed-up over the target alone, 95 %",
+        "speed_up": f"predicted speed-up over {base}, 95 %",
+        "tokens_per_answer": "tokens per answer, 95 %",
+        "seconds_per_answer": "predicted seconds per answer, 95 %",
+    }
+    for name, title in speeds.items():
         if any(name in row["intervals"] for row in rows):
-            columns[f"predicted speed-up over {over}, 95 %"] = number(name)
+            columns[title] = number(name)
     return columns
 
 

@@ -74,7 +74,8 @@ class Figure:
         Per-request columns it is made of: counts of a walk (``steps``, ``drafted``, ``accepted``, ``tokens``,
         ``relaxed``, ``by_gate``, ``by_budget``, ``by_cap``), ``spent`` (ledger, logits), ``requests`` (1 where the
         request counts), ``seconds`` (predicted), ``plain`` (seconds of the target alone, predicted), of outputs
-        ``differ``, ``first_difference``, ``distance`` and ``logprob``, and ``scored``, ``correct``; with ``_strict``
+        ``differ``, ``first_difference``, ``distance``, ``ended`` and ``logprob``, and ``scored``, ``correct``; with
+        ``_strict``
         those of strict matching on the same requests.
     formula : callable
         From sums of these columns to the figure.
@@ -124,6 +125,20 @@ FIGURES: dict[str, Figure] = {
     "length_change": Figure(
         "generated tokens against strict, minus 1", _with_strict("tokens"),
         lambda s: s["tokens"] / s["tokens_strict"] - 1.0,
+    ),
+    "tokens_per_answer": Figure("generated tokens per request", ("tokens", "requests"), _over("tokens", "requests")),
+    "ended_share": Figure(
+        "share of outputs that end by themselves, not at the token limit", ("ended", "requests"),
+        _over("ended", "requests"),
+    ),
+    "seconds_per_answer": Figure(
+        "predicted seconds per request, whether its output ends by itself or is cut", ("seconds", "requests"),
+        _over("seconds", "requests"),
+    ),
+    "answer_speed_up": Figure(
+        "predicted seconds of strict speculative decoding over those of the setting, for the same requests, as a "
+        "factor: unlike speed_up it falls where outputs grow", _with_strict("seconds"),
+        _over("seconds_strict", "seconds"),
     ),
     "tokens_per_second": Figure(
         "tokens per second, predicted by the cost model", ("tokens", "seconds"), _over("tokens", "seconds")

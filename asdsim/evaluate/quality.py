@@ -42,7 +42,7 @@ COUNTS = {
     "relaxed": columns.RELAXED, "by_gate": columns.BY_GATE, "by_budget": columns.BY_BUDGET, "by_cap": columns.BY_CAP,
 }  # fmt: skip
 OF_OUTPUTS = ("differ", "first_difference", "distance", "logprob", "scored", "correct", "ended")
-SHARES = ("outputs_differ_share", "accuracy")
+SHARES = ("outputs_differ_share", "accuracy", "ended_share")
 PER_SETTING = ("requests", "exact_share", "exact", "largest_ledger", "mcnemar", "changed", "scored", "ended")
 """Fields of :class:`Quality` with one entry per setting, besides the figures."""
 

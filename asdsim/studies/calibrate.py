@@ -30,9 +30,19 @@ if TYPE_CHECKING:
 METHODS = ("pareto", "quantile")
 HEADLINE = (
     "speed_up_plain", "speed_up", "mean_acceptance_length", "acceptance_length_gain", "regret_per_token",
-    "outputs_differ_share", "length_change", "accuracy", "accuracy_change",
+    "outputs_differ_share", "length_change", "answer_speed_up", "tokens_per_answer", "seconds_per_answer",
+    "ended_share", "accuracy", "accuracy_change",
 )  # fmt: skip
 """Figures that a report of a calibration shows."""
+
+
+FIGURE_OF = {
+    "divergence": "outputs_differ_share", "accuracy_drop": "accuracy_change", "length_growth": "length_change",
+    "min_accuracy": "accuracy",
+}  # fmt: skip
+"""Figure that a limit of another name bounds."""
+RANKS = {"token": "speed_up", "answer": "answer_speed_up"}
+"""What the fastest setting is fastest by: predicted time per token, or per answer."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,10 @@ class Limits:
         Size of the relative change of generated tokens, either way.
     accuracy_drop : float, optional
         Accuracy lost against strict, as a share.
+    length_growth : float, optional
+        Relative growth of generated tokens; shorter outputs keep it.
+    min_accuracy : float, optional
+        Least accuracy, as a share.
     bound : bool
         Hold the limits with the far end of each 95 % interval instead of the value. A setting without an interval,
         such as an estimated one, then keeps no limit.
@@ -58,11 +72,13 @@ class Limits:
     divergence: float | None = None
     length_change: float | None = None
     accuracy_drop: float | None = None
+    length_growth: float | None = None
+    min_accuracy: float | None = None
     bound: bool = False
 
     def given(self) -> dict[str, float]:
         """Return the limits that are set."""
-        names = ("regret_per_token", "divergence", "length_change", "accuracy_drop")
+        names = ("regret_per_token", "divergence", "length_change", "accuracy_drop", "length_growth", "min_accuracy")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def hold(self, quality: Quality) -> npt.NDArray[np.bool_]:
@@ -75,7 +91,7 @@ class Limits:
         """
         fine = np.ones(len(quality), bool)
         for name, most in self.given().items():
-            figure = {"divergence": "outputs_differ_share", "accuracy_drop": "accuracy_change"}.get(name, name)
+            figure = FIGURE_OF.get(name, name)
             if figure not in quality.figures:
                 raise UsageError(
                     f"a limit on {name} needs {figure}, which these data do not give",
@@ -93,6 +109,8 @@ class Limits:
                         )  # fmt: skip
                     fine &= known
                 cost = -(interval.low if self.bound else interval.value)
+            elif name == "min_accuracy":
+                cost, most = -(interval.low if self.bound else interval.value), -most
             elif name == "length_change":
                 ends = np.maximum(np.abs(interval.low), np.abs(interval.high))
                 cost = ends if self.bound else np.abs(interval.value)
@@ -103,7 +121,7 @@ class Limits:
         return fine
 
 
-def fastest(tables: Sequence[Quality], limits: Limits) -> tuple[int, int]:
+def fastest(tables: Sequence[Quality], limits: Limits, rank: str = "token") -> tuple[int, int]:
     """Return the fastest setting within limits: by predicted speed-up, or by acceptance length without a cost model.
 
     Of equally fast ones the one with the least regret per token is taken, then the smallest B, g and M (limit of
@@ -114,6 +132,8 @@ def fastest(tables: Sequence[Quality], limits: Limits) -> tuple[int, int]:
     tables : sequence of Quality
         All candidates; those of one grid in one table.
     limits : Limits
+    rank : {"token", "answer"}
+        Whether the speed-up is that per token or per answer.
 
     Returns
     -------
@@ -127,13 +147,19 @@ def fastest(tables: Sequence[Quality], limits: Limits) -> tuple[int, int]:
     rows: list[tuple[int, int]] = []
     keys: list[npt.NDArray[np.float64]] = []
     for n, table in enumerate(tables):
-        speed = table.figures["speed_up" if "speed_up" in table.figures else "mean_acceptance_length"].value
+        name = RANKS[rank]
+        if rank == "answer" and name not in table.figures:
+            raise UsageError("ranking by time per answer needs step times", fix="give a cost model with --cost")
+        speed = table.figures[name if name in table.figures else "mean_acceptance_length"].value
         kept = np.flatnonzero(limits.hold(table) & ~np.isnan(speed))
         grid, regret = table.grid, table.figures["regret_per_token"].value
         keys += list(np.stack([speed, regret, grid.budget, grid.gate, grid.cap], axis=1)[kept])
         rows += [(n, int(row)) for row in kept]
     if not rows:
-        named = ", ".join(f"{name} <= {most:g}" for name, most in limits.given().items())
+        named = ", ".join(
+            f"accuracy >= {most:g}" if name == "min_accuracy" else f"{name} <= {most:g}"
+            for name, most in limits.given().items()
+        )
         total = sum(map(len, tables))
         raise UsageError(f"none of {total} settings meets {named}", fix="loosen a limit, or add B = 0 (strict)")
     # Sums in another order may differ in their last bits: speeds equal to 12 digits are equal.
@@ -245,6 +271,8 @@ class Calibration:
         With ``pareto``: all candidates, those of one grid in one table.
     left_out : int
         Settings that are exact on the calibration set but not on the holdout, and so could not be judged there.
+    rank : {"token", "answer"}
+        What the setting is fastest by.
     """
 
     grid: Grid
@@ -257,6 +285,7 @@ class Calibration:
     ratios: int = 0
     tables: list[Quality] = field(default_factory=list)
     left_out: int = 0
+    rank: str = "token"
 
     def optimism(self) -> dict[str, float]:
         """Return calibration minus holdout for each headline figure that both have."""
@@ -277,6 +306,7 @@ def calibrate(
     *,
     holdout: Evaluator | None = None,
     limits: Limits | None = None,
+    rank: str = "token",
     split: int = 0,
     estimated: str = "",
     progress: Callable[[int], None] | None = None,
@@ -294,6 +324,8 @@ def calibrate(
         Of other prompts, same models.
     limits : Limits, optional
         That the fastest setting must keep.
+    rank : {"token", "answer"}
+        See :func:`fastest`.
     split : int
         Number of parts: each is judged under the setting chosen on the others, and the frozen setting is chosen on all.
     estimated : str
@@ -317,7 +349,12 @@ def calibrate(
         calibration = _by_quantile(evaluator, candidates, limits, off_trace)
     else:
         grids = [candidates] if isinstance(candidates, Grid) else list(candidates)
-        calibration = _by_speed(evaluator, grids, limits, off_trace, holdout, progress)
+        tables, left_out = _candidates(evaluator, grids, off_trace, holdout, progress)
+        n, row = fastest(tables, limits, rank)
+        best = tables[n].take([row])
+        calibration = Calibration(
+            best.grid, "pareto", limits, sum(map(len, tables)), best, tables=tables, left_out=left_out, rank=rank
+        )
     if split:
         way = candidates if isinstance(candidates, Quantile) else None
         calibration.folds, calibration.holdout = _held_out_in_turn(evaluator, calibration, way, split)
@@ -335,10 +372,11 @@ def _by_quantile(evaluator: Evaluator, way: Quantile, limits: Limits, off_trace:
     return Calibration(setting, "quantile", limits, 1, quality, ratios=len(rejection_ratios(graph)))
 
 
-def _by_speed(
-    evaluator: Evaluator, grids: Sequence[Grid], limits: Limits, off_trace: str, holdout: Evaluator | None,
+def _candidates(
+    evaluator: Evaluator, grids: Sequence[Grid], off_trace: str, holdout: Evaluator | None,
     progress: Callable[[int], None] | None,
-) -> Calibration:  # fmt: skip
+) -> tuple[list[Quality], int]:  # fmt: skip
+    """Return the tables to choose from, and how many settings are left out as not exact on the holdout."""
     tables = [evaluator.evaluate(grid, off_trace=off_trace, progress=progress) for grid in grids]
     total, left_out = sum(map(len, tables)), 0
     if off_trace == "stop":
@@ -355,12 +393,7 @@ def _by_speed(
             if any(rows.any() for rows in there):
                 left_out = sum(int((~rows).sum()) for rows in there)
                 tables = [table.take(np.flatnonzero(rows)) for table, rows in zip(tables, there, strict=True)]
-    tables = [table for table in tables if len(table)]
-    n, row = fastest(tables, limits)
-    best = tables[n].take([row])
-    return Calibration(
-        best.grid, "pareto", limits, sum(map(len, tables)), best, tables=tables, left_out=left_out
-    )  # fmt: skip
+    return [table for table in tables if len(table)], left_out
 
 
 def _strict_missing(evaluator: Evaluator, grid: Grid) -> str:
@@ -405,7 +438,7 @@ def _held_out_in_turn(
             tables = [
                 evaluator.evaluate(table.grid, requests=others, resamples=draws) for table in calibration.tables
             ]  # fmt: skip
-            n, row = fastest(tables, calibration.limits)
+            n, row = fastest(tables, calibration.limits, calibration.rank)
             setting = tables[n].grid[[row]]
         settings.append(setting)
         named = {key: value for key, value in setting_record(setting).items() if key in ("B", "g", "M", "parameters")}
@@ -433,7 +466,8 @@ def policy_record(
     return plain({
         "schema_version": POLICY_VERSION, "kind": KIND, "asdsim": __version__,
         **setting_record(calibration.grid), **identity(trace),
-        "method": calibration.method, "limits": {**calibration.limits.given(), "bound": calibration.limits.bound},
+        "method": calibration.method, "rank": calibration.rank,
+        "limits": {**calibration.limits.given(), "bound": calibration.limits.bound},
         "candidates": calibration.candidates, "ratios": calibration.ratios or None,
         "cost": None if cost is None else cost.to_dict(), "resamples": calibration.calibration.resamples,
         "seed": calibration.calibration.seed, "calibration": side(trace, calibration.calibration),

@@ -46,7 +46,7 @@ ASD_LADDER = tuple(round(0.25 * n, 2) for n in range(129))
 REFINE = 24
 CLAIMS = (
     "mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "gain_low", "gain_high",
-    "predicted_speedup", *RISKS, "against_asd", "against_asd_low", "against_asd_high",
+    "predicted_speedup", "tokens_per_answer", *RISKS, "against_asd", "against_asd_low", "against_asd_high",
 )  # fmt: skip
 """Figures of a row; all None where no request is left."""
 
@@ -347,6 +347,7 @@ def _row(name: str, setting: Measured, meter: Meter, cost: float, weights: Float
         return row
     row["mean_acceptance_length"] = float(kept.tokens.sum() / steps)
     row["accepted_per_proposal"] = float(kept.accepted.sum() / steps)
+    row["tokens_per_answer"] = float(kept.tokens.sum() / keep.sum())
     row["predicted_speedup"] = float(speedup(kept, cost)[0])
     row["acceptance_length_gain"], low, high = gain(setting, meter.strict, keep, weights)
     if exact:

@@ -112,7 +112,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "task": (["--task", "gsmk8"], "did you mean 'gsm8k'"),
     "task file": (["--task", "jsonl:/nowhere.jsonl"], "there is no file '/nowhere.jsonl'"),
     "task twice": (["--task", "humaneval,humaneval"], "twice"),
-    "task argument": (["--task", "humaneval:x"], "humaneval takes no 'x'"),
+    "task argument": (["--task", "humaneval:x"], "humaneval:x: there is no such split or file"),
     "rule": (["--rule", "asdd"], "did you mean 'asd'"),
     "B under strict": (["--B", "1"], "--B has no effect under --rule strict"),
     "no B": (["--rule", "asd"], "needs a budget"),

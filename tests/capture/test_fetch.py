@@ -74,14 +74,6 @@ def test_offline_refuses_what_is_not_cached(monkeypatch: pytest.MonkeyPatch, tmp
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="the package is installed")
-def test_the_full_gsm8k_needs_a_package() -> None:
-    from asdsim.capture.tasks import load_prompts
-
-    with pytest.raises(CaptureError, match="gsm8k:full needs the package 'datasets' .*or use gsm8k"):
-        load_prompts("gsm8k:full", limit=1)
-
-
 def test_a_build_is_whole_or_not_there(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "thing"
     stale = target.with_name(".thing-killed")

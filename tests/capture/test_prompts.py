@@ -53,7 +53,7 @@ def prompts_of(file: Path, *rows: Any) -> list[Prompt]:
 )  # fmt: skip
 def test_every_form_of_a_row(tmp_path: Path, row: Any, asked: Any, left_out: int) -> None:
     [prompt] = prompts_of(tmp_path / "p.jsonl", row)
-    assert [(message.role, message.content) for message in prompt.asked] == asked and prompt.left_out == left_out
+    assert [(message.role, message.content) for message in prompt.asked] == asked and len(prompt.later) == left_out
     assert prompt.id == "p/0" and prompt.task == "p" and prompt.reference is None
     assert prompt.text == "\n\n".join(content for _, content in asked)
 

@@ -108,9 +108,9 @@ def test_training_learns_and_the_loader_drafts_alike(kind: str, model: Any, shar
 
 def test_what_is_too_close_to_a_held_out_prompt_is_refused() -> None:
     held = "Tom has three red apples and buys seven more green apples at the old market in town today."
-    guard = data.Guard([held + data.SUFFIX, "Say hello."])
+    guard = data.Guard([held + data.BOXED, "Say hello."])
     assert guard.refuses(held) and guard.refuses("say HELLO") and guard.refuses("Once, " + held.lower() + " How many?")
-    assert not guard.refuses("Tom has three red apples and buys seven more." + data.SUFFIX)
+    assert not guard.refuses("Tom has three red apples and buys seven more." + data.BOXED)
 
 
 def test_acceptance_counts_what_decoding_would_accept(model: Any, shard: Path) -> None:

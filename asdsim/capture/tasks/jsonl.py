@@ -49,14 +49,14 @@ def load(argument: str, offline: bool) -> list[Prompt]:
         name = str(name) if isinstance(name, int) else Fields({"id": name}, where).text("id")
         text = "\n\n".join(message.content for message in messages)
         single = len(messages) == 1 and messages[0].role == "user"
-        prompts.append(Prompt(name, stem, text, reference, () if single else tuple(messages), later))
+        prompts.append(Prompt(name, stem, text, reference, () if single else tuple(messages), tuple(later)))
     if not prompts:
         raise UsageError("the file holds no prompt", where=shown(file))
     return prompts
 
 
-def _asked(row: Fields) -> tuple[list[Message], int]:
-    """Return what is asked of a row, and how many later turns are not."""
+def _asked(row: Fields) -> tuple[list[Message], list[str]]:
+    """Return what is asked of a row, and the later turns of its user."""
     values = row.values
     key = next((key for key in ("prompt", "turns", "messages", "conversations", "question", "instruction")
                 if values.get(key) is not None), None)  # fmt: skip
@@ -65,20 +65,21 @@ def _asked(row: Fields) -> tuple[list[Message], int]:
     value = values[key]
     if key == "instruction":
         more = row.text("input", "")
-        return [Message("user", row.text("instruction") + (f"\n\n{more}" if more.strip() else ""))], 0
+        return [Message("user", row.text("instruction") + (f"\n\n{more}" if more.strip() else ""))], []
     if isinstance(value, list) and value and key == "turns":
-        return [Message("user", row.list_of("text", "turns")[0])], len(value) - 1
+        first_turn, *later = row.list_of("text", "turns")
+        return [Message("user", first_turn)], later
     if isinstance(value, list) and value and key in ("prompt", "messages", "conversations"):
         messages = [_message(Fields(item, f"{row.where}, {key}[{n}]")) for n, item in enumerate(value)]
         if messages[-1].role == "user":
-            return messages, 0  # as a server would get it
+            return messages, []  # as a server would get it
         first = next((n for n, message in enumerate(messages) if message.role == "user"), None)
         if first is None:
             raise UsageError(f"no user speaks in {key}", where=row.where)
-        return messages[: first + 1], sum(message.role == "user" for message in messages[first + 1 :])
+        return messages[: first + 1], [message.content for message in messages[first + 1 :] if message.role == "user"]
     if not isinstance(value, str) or not value:
         row.refuse(key, "a prompt" if key in ("prompt", "question") else "a list with a prompt")
-    return [Message("user", row.text(key))], 0
+    return [Message("user", row.text(key))], []
 
 
 def _message(item: Fields) -> Message:

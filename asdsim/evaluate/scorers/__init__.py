@@ -1,15 +1,16 @@
 """Is an answer right? One file per way to tell; each has ``score(text, reference) -> bool``.
 
-A request is scored by its task: ``gsm8k``, ``humaneval`` (which runs the program that the model wrote, so only where
-that was allowed), and exact match for any other task whose requests have a reference answer. A user may name another
-scorer for a task: see :mod:`asdsim.evaluate.scorers.custom`.
+A request is scored by its task: ``gsm8k`` (``svamp`` too), ``math500``, ``mmlu``, ``ifeval``, ``humaneval`` and
+``mbpp`` (which run the program that the model wrote, so only where that was allowed), and exact match for any
+other task whose requests have a reference answer. A user may name another scorer for a task: see
+:mod:`asdsim.evaluate.scorers.custom`. :func:`readings` says what else a published table may report of a task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +20,14 @@ if TYPE_CHECKING:
     from ...records import RequestRecord
     from .custom import Score
 
-NAMES = ("gsm8k", "humaneval", "exact", "contains")
-OPEN = ("mt-bench",)
+PROGRAMS = ("humaneval", "mbpp")
+"""Scorers that run what the model wrote."""
+NAMES = (
+    "gsm8k", "gsm8k-strict", "gsm8k-flexible", "math500", "mmlu", "ifeval", *PROGRAMS, "exact", "contains",
+)  # fmt: skip
+BY_TASK = {"svamp": "gsm8k"}
+"""Tasks that are scored as another one is."""
+OPEN = ("mt-bench", "alpaca")
 """Tasks whose references are sample answers: no text has to equal them."""
 
 PATTERN = "regex:"
@@ -38,11 +45,12 @@ def scorer_name(record: RequestRecord, chosen: Mapping[str, str], allow_code: bo
     allow_code : bool
         Whether programs that the model wrote may be run.
     """
-    usual = None if record.task in OPEN else record.task if record.task in NAMES else "exact"
+    task = BY_TASK.get(record.task, record.task)
+    usual = None if task in OPEN else task if task in NAMES else "exact"
     name = chosen.get(record.task, usual)
     if record.reference is None and not (name and ":" in name):  # a pattern or a function may do without
         return None
-    return None if name == "humaneval" and not allow_code else name
+    return None if name in PROGRAMS and not allow_code else name
 
 
 def parse_chosen(items: tuple[str, ...]) -> dict[str, str]:
@@ -70,11 +78,13 @@ def parse_chosen(items: tuple[str, ...]) -> dict[str, str]:
 
 def given_answer(name: str | None, text: str) -> str | None:
     """Return the answer that a text gives, as its scorer reads it; None where it gives none, or is a program."""
-    from . import gsm8k
+    from . import gsm8k, mmlu
 
     if name == "gsm8k":
         number = gsm8k.answer(text)
         return None if number is None else f"{number.normalize():f}"
+    if name == "mmlu":
+        return mmlu.answer(text)
     return " ".join(text.split()) if name == "exact" else None
 
 
@@ -100,13 +110,14 @@ class TaskScorer:
         if name is None:
             return None
         text = self.decode(np.frombuffer(tokens, "<i4").tolist())
-        if name != "humaneval":
+        if name not in PROGRAMS:
             return self.scores[name](text, record.reference)
-        from . import humaneval
+        from . import humaneval, mbpp
 
-        return humaneval.score(
-            text, record.reference or "", record.prompt_text, timeout=self.timeout, memory=self.memory
-        )  # fmt: skip
+        limits: dict[str, Any] = {"timeout": self.timeout, "memory": self.memory}
+        if name == "mbpp":
+            return mbpp.score(text, record.reference or "", **limits)
+        return humaneval.score(text, record.reference or "", record.prompt_text, **limits)
 
 
 def make_scorer(
@@ -133,22 +144,63 @@ def make_scorer(
     Raises
     ------
     UsageError
-        If programs are to be run and cannot be on this system, or a pattern or function cannot be used.
+        If programs are to be run and cannot be on this system, a package is missing, or a pattern or function cannot
+        be used.
     """
-    from . import humaneval
+    from . import humaneval, ifeval, math500
 
     names = [scorer_name(record, chosen or {}, allow_code) for record in records]
-    if "humaneval" in names:
-        humaneval.check_supported()
-    scores = {name: _score(name) for name in dict.fromkeys(names) if name not in (None, "humaneval")}
+    checks = {"math500": math500.check_supported, "ifeval": ifeval.check_supported}
+    checks |= dict.fromkeys(PROGRAMS, humaneval.check_supported)
+    for name in dict.fromkeys(names):
+        checks.get(name or "", lambda: None)()
+    scores = {name: _score(name) for name in dict.fromkeys(names) if name is not None and name not in PROGRAMS}
     return TaskScorer(records, names, scores, decode, timeout, memory)
 
 
 def _score(name: str) -> Score:
-    from . import custom, exact, gsm8k
+    from . import custom, exact, gsm8k, ifeval, math500, mmlu
 
     if name.startswith(PATTERN):
         return custom.by_pattern(name.removeprefix(PATTERN))
     if ":" in name:
         return custom.by_function(name)
-    return {"gsm8k": gsm8k.score, "exact": exact.score, "contains": custom.contains}[name]
+    known: dict[str, Score] = {
+        "gsm8k": gsm8k.score, "gsm8k-strict": gsm8k.strict, "gsm8k-flexible": gsm8k.flexible, "math500": math500.score,
+        "mmlu": mmlu.score, "ifeval": ifeval.score, "exact": exact.score, "contains": custom.contains,
+    }  # fmt: skip
+    return known[name]
+
+
+def readings(name: str | None, request_id: str, text: str, reference: str) -> dict[str, list[bool]]:
+    """Return the other ways in which published tables score an answer, by name.
+
+    Parameters
+    ----------
+    name : str or None
+        Scorer of the request.
+    request_id, text, reference : str
+
+    Returns
+    -------
+    dict of str to list of bool
+        One verdict for each thing that is counted: the answer, or each instruction of IFEval. The share that a table
+        reports is the mean over all verdicts of all requests. ``"subject NAME"`` of MMLU are what its macro average is
+        the mean of.
+    """
+    from . import gsm8k, ifeval, mmlu
+
+    if name == "gsm8k":
+        return {
+            "strict-match (lm-eval)": [gsm8k.strict(text, reference)],
+            "flexible-extract (lm-eval)": [gsm8k.flexible(text, reference)],
+        }
+    if name == "ifeval":
+        exact, loose = (ifeval.followed(text, reference, loose=loose) for loose in (False, True))
+        return {
+            "prompt, strict": [all(exact)], "prompt, loose": [all(loose)],
+            "instruction, strict": exact, "instruction, loose": loose,
+        }  # fmt: skip
+    if name == "mmlu":
+        return {f"subject {request_id.split('/')[1]}": [mmlu.score(text, reference)]} if "/" in request_id else {}
+    return {}

@@ -1,4 +1,8 @@
-"""GSM8K: the last boxed answer or, where nothing is boxed, the last number, compared as numbers."""
+"""GSM8K: the last boxed answer or, where nothing is boxed, the last number, compared as numbers.
+
+:func:`strict` and :func:`flexible` are the two readings that lm-eval reports (``gsm8k.yaml``, version 3), compared as
+text as it does; the prompt of asdsim asks for a box, so they are printed beside the verdict, not in its place.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import re
 from decimal import Decimal, InvalidOperation
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?|[-+]?\.\d+")
+MARKED = re.compile(r"#### (\-?[0-9\.\,]+)")
+ANY_NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 
 
 def answer(text: str) -> Decimal | None:
@@ -37,7 +43,24 @@ def _number(text: str) -> Decimal | None:
         return None
 
 
-def score(text: str, reference: str) -> bool:
+def score(text: str, reference: str | None) -> bool:
     """Tell whether the answer equals the reference as a number: 18, 18.0, 1,800 and 1800 compare by value."""
-    given, right = answer(text), _number(reference.strip())
+    given, right = answer(text), _number((reference or "").strip())
     return given is not None and given == right
+
+
+def strict(text: str, reference: str | None) -> bool:
+    """Tell whether the first ``#### NUMBER`` is the reference: lm-eval's strict-match."""
+    marked = MARKED.search(text)
+    return marked is not None and _plain(marked.group(1)) == _plain(reference or "")
+
+
+def flexible(text: str, reference: str | None) -> bool:
+    """Tell whether the last number is the reference: lm-eval's flexible-extract."""
+    numbers = ANY_NUMBER.findall(text)
+    return bool(numbers) and _plain(next(filter(None, numbers[-1])).strip()) == _plain(reference or "")
+
+
+def _plain(text: str) -> str:
+    """Return a text without what lm-eval ignores: commas, dollar signs and one full stop at the end."""
+    return re.sub(r"\.$", "", text.replace(",", "").replace("$", "")).lower()
