@@ -78,7 +78,10 @@ def test_policy_shows_how_to_serve(tmp_path: Path) -> None:
     text = run("policy", tmp_path)
     assert "B=8 g=0.25 M=inf (paper), frozen for toy (float32) with eagle3:heads/toy, K=7" in text
     assert '"method": "eagle3", "num_speculative_tokens": 7, "model": "heads/toy"' in text
-    assert "not judged on other requests" in text
+    assert "judged only on the requests it was chosen on" in text
+    side = {"figures": {}}
+    assert "judged on requests it was not" in run("policy", policy_file(tmp_path, holdout=side, folds=[]))
+    assert "not this very setting" in run("policy", policy_file(tmp_path, holdout=side, folds=[{"held_out": 6}]))
     answer = json.loads(run("policy", tmp_path / "policy.json", "--json"))
     assert answer["setting"] == "B=8 g=0.25 M=inf" and "vllm serve toy" in answer["serve"]["vllm serve"]
 

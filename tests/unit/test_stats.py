@@ -74,9 +74,12 @@ def test_two_requests_have_no_interval_and_no_interval_excludes_its_value() -> N
     two = stats.Resampled({"tokens": tokens, "steps": steps}, stats.resample_weights(24), kept=2).interval(ratio)
     assert two.value[0] == 132 / 28 and np.isnan([two.low[0], two.high[0]]).all()
     assert stats.ratio_interval(np.array([69.0, 63.0]), np.array([13.0, 15.0])) is None
+    four = np.array([69.0, 63.0, 60.0, 70.0]), np.array([13.0, 15.0, 14.0, 12.0])
+    assert stats.ratio_interval(*four) is None
+    assert stats.ratio_interval(*(np.append(values, values[0]) for values in four)) is not None
 
     rng = np.random.default_rng(6)
-    for count in (3, 4, 6, 12, 24):  # lengths and rates as unequal as they come
+    for count in (5, 6, 8, 12, 24):  # lengths and rates as unequal as they come
         steps = np.round(rng.pareto(0.6, (400, count)) + 1)
         tokens = steps * (1 + rng.pareto(0.6, (400, count)))
         out = stats.Resampled({"tokens": tokens, "steps": steps}, stats.resample_weights(count)).interval(ratio)
@@ -86,7 +89,7 @@ def test_two_requests_have_no_interval_and_no_interval_excludes_its_value() -> N
         assert ((out.low <= out.value + slack) & (out.value <= out.high + slack))[there].all()
 
     drawn = np.full((1, 1000), 2.0)  # every resample lies above the value
-    low, high = stats.bca(np.array([1.0]), drawn, np.array([[1.0, 1.1, 0.9, 1.0]]), 4)
+    low, high = stats.bca(np.array([1.0]), drawn, np.array([[1.0, 1.1, 0.9, 1.0, 1.0]]), 5)
     assert np.isnan([low[0], high[0]]).all()
 
 
@@ -126,7 +129,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
     assert "5 requests are few" in stats.few(30, 5, 1, 0)  # figures without an interval have none that is wide
     assert stats.few(1) == stats.few(0, 1) == "1 request gives no interval"
     assert stats.few(2) == stats.few(1, 2, 0) == "2 requests give no interval"
-    assert "3 requests are few" in stats.few(2, 3)
+    assert stats.few(2, 4) == "4 requests give no interval" and "5 requests are few" in stats.few(2, 5)
     assert stats.few(0) == stats.few() == "no request is left, which gives no interval"
 
 
