@@ -18,7 +18,7 @@ from asdsim.plots import exact as plots_exact
 from asdsim.result import load
 from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.graph import build_graph
-from asdsim.walk.path import path_of
+from asdsim.walk.path import visits
 from asdsim.walk.request import STEPS
 from asdsim.walk.sweep import walk_grid
 
@@ -59,7 +59,7 @@ def count(folder: Path) -> list[dict[str, float]]:
         for r in range(graph.num_requests):
             # settings that reach the same last edge may still have cut their blocks differently, so walk each once
             for n in range(size):
-                visited.update(visit.step for visit in path_of(graph, grid.policy(n), r)[0])
+                visited.update(visit.step for visit in visits(graph, grid.policy(n), r)[0])
         rows.append({
             "settings": size,
             "distinct": len(visited) / graph.num_requests,

@@ -19,12 +19,12 @@ from .oracle import walk as reference
 from .oracle.rules import ALLOWS
 from .records import FORBIDDEN_LOGIT, StepRecord
 from .rules.scoring import DEFAULT, Layout, uniform
-from .rules.settings import STRICT, Grid, check_value, rule_grids
+from .rules.settings import Grid, check_value, rule_grids
 from .trace.graph import Graph, build_graph, edge_tokens_of
 from .trace.reader import Trace, read_trace
 from .walk import request as columns
 from .walk.estimate import DRAWS, pooled_graph
-from .walk.path import path_of
+from .walk.path import visits
 from .walk.sweep import OFF_TRACE, Walks, choose_device, sweep, sweep_graph, walk_grid
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Result:
         """
         self._need_edges()
         assert self._walker is not None
-        strict = self._walker(Grid.of([STRICT.with_semantics(self.grid.semantics)]))
+        strict = self._walker(self.grid.strict)
         return outputs_of(self.trace, self.graph, self.grid, self._all_walks, strict)
 
     def _need_edges(self) -> None:
@@ -201,13 +201,13 @@ class Result:
         UsageError
             If the walk left the trace.
         """
-        visits, exact = path_of(self.graph, self.grid.policy(setting), request)
+        steps, exact = visits(self.graph, self.grid.policy(setting), request)
         if not exact:
             raise UsageError(
                 f"the walk of request {self.graph.request_ids[request]} leaves the trace, so its margin is not known",
                 fix="run asdsim cover for this setting",
             )
-        gaps = [min(visit.closeness, float(self.graph.edge_margin[visit.edge])) for visit in visits]
+        gaps = [min(visit.closeness, float(self.graph.edge_margin[visit.edge])) for visit in steps]
         return min(gaps, default=float("inf"))
 
     def quality(self, **options: Any) -> Quality:
@@ -250,6 +250,7 @@ class Result:
             "off_trace": self.off_trace,
             "rule": self.grid.layout.rule,
             "semantics": self.grid.semantics,
+            "ledger": self.grid.ledger,
             "settings": len(self),
             "device": self.device,
         }
@@ -457,7 +458,7 @@ def replay_grid_breakpoints(
     graph = build_graph(source, grid.layout)
     pairs = list(zip(grid.gate.tolist(), grid.cap.tolist(), strict=True))
     found = breakpoints_of(
-        graph, pairs, OFF_TRACE[off_trace], grid.semantics, upper=upper, threads=threads,
+        graph, pairs, OFF_TRACE[off_trace], grid.reading, upper=upper, threads=threads,
         compiled=chosen != "python", progress=progress, note=note,
     )  # fmt: skip
     results = []
@@ -465,7 +466,7 @@ def replay_grid_breakpoints(
         budgets = np.append(0.0, points)
         number = len(budgets)
         axes = {"B": budgets.tolist(), "g": [gate], "M": [cap]}
-        part = Grid(budgets, np.full(number, gate), np.full(number, cap), grid.semantics, axes, grid.layout)
+        part = replace(grid, budget=budgets, gate=np.full(number, gate), cap=np.full(number, cap), axes=axes)
         result = replay_grid(source, part, off_trace=off_trace, device=chosen, threads=threads, note=note)
         results.append(replace(result, below=np.append(points, upper)))
     return results
@@ -579,7 +580,7 @@ def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> W
             out = reference.walk(
                 blocks, B=policy.budget, g=policy.gate, M=policy.cap, max_new_tokens=record.max_new_tokens,
                 eos=record.eos_ids if record.stop == "natural" else (), off_trace=off_trace,
-                semantics=grid.semantics, value=value, allows=allows,
+                semantics=grid.semantics, ledger=grid.ledger, value=value, allows=allows,
             )  # fmt: skip
             row = counts[setting, one]
             row[columns.STEPS], row[columns.DRAFTED] = len(out.accepted), sum(out.drafted)

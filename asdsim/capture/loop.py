@@ -102,7 +102,8 @@ class Course:
         reach = self.reach(draft_ids)
         stop = min(reach, seen.forbidden)
         policy = self.policy
-        numbers = stop, self.spent, policy.budget, policy.gate, policy.cap, policy.semantics
+        spent = self.spent if policy.ledger == "request" else 0.0
+        numbers = stop, spent, policy.budget, policy.gate, policy.cap, policy.semantics
         if policy.layout == DEFAULT:
             accepted, charge, relaxed, verdict = decide(
                 draft_ids, seen.argmax_ids.tolist(), seen.regrets.tolist(), *numbers

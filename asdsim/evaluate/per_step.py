@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..rules.settings import Policy
 from ..stats import Intervals
 from ..trace.graph import Graph
-from ..walk.path import Visit, path_of
+from ..walk.path import Visit, visits
 from .figures import suffix_reuse
 
 Floats = npt.NDArray[np.float64]
@@ -29,13 +29,13 @@ def exact_path(graph: Graph, policy: Policy, request: int) -> list[Visit]:
     UsageError
         If it leaves the trace.
     """
-    visits, exact = path_of(graph, policy, request)
-    if not exact:
+    walk = visits(graph, policy, request)
+    if not walk.exact:
         raise UsageError(
             f"the walk of request {graph.request_ids[request]} under {policy} leaves the trace",
             fix="run asdsim cover for this setting",
         )
-    return visits
+    return walk.visits
 
 
 def histograms(graph: Graph, policy: Policy) -> npt.NDArray[np.int64]:
@@ -66,23 +66,11 @@ def ledger_over_time(graph: Graph, policy: Policy, tokens: npt.NDArray[np.int64]
     found = np.zeros((graph.num_requests, len(tokens)))
     for r in range(graph.num_requests):
         ends, spent = [0], [0.0]
-        visits = exact_path(graph, policy, r)
-        for n, visit in enumerate(visits):
-            ends.append(ends[-1] + visit.tokens)
-            after = visits[n + 1].spent if n + 1 < len(visits) else _final(graph, visit)
-            spent.append(after)
+        for visit in exact_path(graph, policy, r):
+            ends.append(visit.tokens_before + visit.tokens)
+            spent.append(visit.spent_after)
         found[r] = np.array(spent)[np.searchsorted(np.array(ends), tokens, side="right") - 1]
     return found
-
-
-def _final(graph: Graph, visit: Visit) -> float:
-    """Return the ledger after a step: what it took, in the order in which the rule adds it."""
-    first = int(graph.mm_ptr[visit.step])
-    taken = visit.edge - (first + visit.step)
-    charge = 0.0
-    for value in graph.mm_charge[first : first + taken]:
-        charge += float(value)
-    return visit.spent + charge
 
 
 def reuse_curves(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import stats
-from ..rules.settings import STRICT, Grid
+from ..rules.settings import Grid
 from ..stats import Intervals
 from ..trace.graph import Graph, build_graph
 from ..walk import request as columns
@@ -240,7 +240,7 @@ def judge(
     def walk(part: Grid) -> Walks:
         return walk_grid(layout, part, off_trace=off_trace, device=device, threads=threads)
 
-    strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
+    strict = walk(grid.strict)
     verdicts = None
     if off_trace == "stop" and bool(strict.exact.any()):
         verdicts = Verdicts(edge_table(trace, layout), np.where(strict.exact[0], strict.edge[0], -1), scorer)
@@ -277,7 +277,7 @@ def judge_assigned(
     """
     graph = build_graph(trace, grid.layout)
     chosen = np.arange(graph.num_requests)
-    walks, strict = walk_grid(graph, grid), walk_grid(graph, Grid.of([STRICT.with_semantics(grid.semantics)]))
+    walks, strict = walk_grid(graph, grid), walk_grid(graph, grid.strict)
     which = np.asarray(assigned, np.int64)
     one = Walks(
         walks.counts[which, chosen][None], walks.spent[which, chosen][None], walks.edge[which, chosen][None],

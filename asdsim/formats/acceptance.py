@@ -26,7 +26,7 @@ from ..errors import AsdsimError, UsageError, unknown_name
 from ..rules.settings import Policy
 from ..trace.graph import Graph, build_graph
 from ..trace.stored import Trace
-from ..walk.path import path_of
+from ..walk.path import visits
 
 FORMATS = ("acceptance", "asd-calibration", "specdecode-bench")
 
@@ -240,21 +240,21 @@ def acceptance_records(trace: Trace, policy: Policy, graph: Graph | None = None)
     made: list[Row] = []
     left = 0
     for r, name in enumerate(laid.request_ids):
-        visits, exact = path_of(laid, policy, r)
+        steps, exact = visits(laid, policy, r)
         if not exact:
             left += 1
             continue
-        accepted = [visit.accepted for visit in visits]
-        drafted = [int(laid.drafted[visit.step]) for visit in visits]
-        tokens = sum(visit.tokens for visit in visits)
+        accepted = [visit.accepted for visit in steps]
+        drafted = [int(laid.drafted[visit.step]) for visit in steps]
+        tokens = sum(visit.tokens for visit in steps)
         row: Row = {
             "request_id": name,
-            "mean_acceptance_length": tokens / len(visits) if visits else None,
+            "mean_acceptance_length": tokens / len(steps) if steps else None,
             "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else None,
-            "acceptance_histogram": np.bincount(accepted, minlength=laid.max_draft + 1).tolist() if visits else [],
+            "acceptance_histogram": np.bincount(accepted, minlength=laid.max_draft + 1).tolist() if steps else [],
             "num_accepted_draft_tokens": sum(accepted),
             "num_draft_tokens": sum(drafted),
-            "num_spec_steps": len(visits),
+            "num_spec_steps": len(steps),
             "num_spec_tokens": laid.max_draft,
             "completion_tokens": tokens,
             "per_step_accepted": accepted,

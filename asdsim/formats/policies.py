@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, unknown_name
-from ..rules.settings import SEMANTICS, Policy, reading
+from ..rules.settings import SEMANTICS, Policy, layout_of
 
 CORE_KEYS = ("risk_budget", "max_regret_per_value", "max_relaxed_tokens_per_block")
 DSPARK_KEYS = ("B", "g", "m", "value_scheme", "block_size")
@@ -42,8 +42,7 @@ def setting(B: float, g: float, M: float, semantics: str) -> Policy:
     """Return a setting of one of the four readings."""
     if semantics not in SEMANTICS:
         raise unknown_name("semantics", semantics, list(SEMANTICS))
-    judge, layout = reading(semantics)
-    return Policy(B, g, M, judge, layout)
+    return Policy(B, g, M, semantics, layout_of(semantics))
 
 
 def convert_policy(policy: Policy, to: str, block_size: int | None = None) -> Converted:
@@ -65,7 +64,7 @@ def convert_policy(policy: Policy, to: str, block_size: int | None = None) -> Co
     if to not in SEMANTICS:
         raise unknown_name("semantics", to, list(SEMANTICS))
     old = policy.semantics
-    if old not in SEMANTICS or policy.layout != reading(old)[1]:
+    if policy.ledger != "request" or policy.layout != layout_of(old):
         raise UsageError(f"a setting of {old} with variations has no other reading", fix="leave the variations out")
     if old == to:
         return Converted(policy, block_size)

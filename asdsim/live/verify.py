@@ -86,7 +86,7 @@ def verify_trace(
     """
     from ..result import load
     from ..trace.graph import edge_tokens_of
-    from ..walk.path import path_of
+    from ..walk.path import visits
 
     trace = load(path)
     chosen = grids if grids is not None else covered_grids(trace.manifest.grids) or [covered_settings(trace)]
@@ -106,15 +106,15 @@ def verify_trace(
         found.threshold = near_tie
     for done, (r, policy) in enumerate(pairs, start=1):
         graph = graphs[policy.layout]
-        visits, exact = path_of(graph, policy, r)
-        if not exact:
+        walk = visits(graph, policy, r)
+        if not walk.exact:
             found.not_captured += 1
         else:
             steps = {step.step_id: step for step in trace.steps_of(records[r].request_id)}
             ids = trace.column("steps", "step_id")
             case = Case(
-                records[r], policy, edge_tokens_of(trace, graph, visits[-1].edge) if visits else [],
-                [(steps[int(ids[visit.step])], visit.accepted, visit.closeness) for visit in visits],
+                records[r], policy, edge_tokens_of(trace, graph, walk.visits[-1].edge) if walk.visits else [],
+                [(steps[int(ids[visit.step])], visit.accepted, visit.closeness) for visit in walk.visits],
             )  # fmt: skip
             for difference in verify(*at_hand, trace.manifest.num_draft_tokens, [case], found.threshold):
                 if difference is None:

@@ -54,7 +54,7 @@ class Outcome:
 
 def relaxed_positions(block: Block, length: int, semantics: str = "paper") -> list[int]:
     """Return where the first ``length`` draft tokens hold a mismatch: another id; to lightllm, a positive regret."""
-    if semantics.partition(":")[0] == "lightllm":
+    if semantics == "lightllm":
         return [i for i in range(length) if block.draft[i] != block.choice[i] and not block.regret[i] <= 0]
     return [i for i in range(length) if block.draft[i] != block.choice[i]]
 
@@ -89,29 +89,26 @@ def broken_condition(
 ) -> str:
     """Say which condition the prefix of this length breaks: ``""`` for none, ``gate``, ``budget`` or ``cap``.
 
-    ``semantics`` is one of the four readings of ASD; ``:block`` behind it forgets what was spent before the block.
+    ``semantics`` is one of the four readings of ASD.
     """
-    name, _, scope = semantics.partition(":")
-    scheme = value or ("normalised" if name == "dspark" else "suffix")
-    relaxed = relaxed_positions(block, length, name)
+    scheme = value or ("normalised" if semantics == "dspark" else "suffix")
+    relaxed = relaxed_positions(block, length, semantics)
     if not relaxed:
         return ""
-    if scope == "block":
-        spent = 0.0
     costs = block.regret if block.cost is None else block.cost
     for i in relaxed:
         if math.isinf(block.regret[i]) or math.isnan(costs[i]) or costs[i] / value_of(block, i, scheme) > g:
             return "gate"
-    if name == "core" and g == 0:
+    if semantics == "core" and g == 0:
         return "gate"
-    if name in ("paper", "core") and B == 0:
+    if semantics in ("paper", "core") and B == 0:
         return "budget"
     for number in range(len(relaxed)):
         before = sum_of(costs, relaxed[:number])
         total = sum_of(costs, relaxed[: number + 1])
-        if name == "core":
+        if semantics == "core":
             affordable = total <= (B - spent) + 1e-9
-        elif name == "dspark":
+        elif semantics == "dspark":
             affordable = before < B - spent and total <= B - spent
         else:
             affordable = spent + total <= B
@@ -131,8 +128,7 @@ def sum_of(costs: Sequence[float], positions: Sequence[int]) -> float:
 def settled(spent: float, charge: float, semantics: str) -> float:
     """Return the ledger after a block; lightllm keeps it in float32."""
     total = spent + charge
-    single = semantics.partition(":")[0] == "lightllm"
-    return float(struct.unpack("f", struct.pack("f", total))[0]) if single else total
+    return float(struct.unpack("f", struct.pack("f", total))[0]) if semantics == "lightllm" else total
 
 
 def accepted_length(
@@ -155,6 +151,7 @@ def walk(
     eos: Sequence[int] = (),
     off_trace: str = "stop",
     semantics: str = "paper",
+    ledger: str = "request",
     value: str = "",
     allows: Allows | None = None,
 ) -> Outcome:
@@ -172,8 +169,8 @@ def walk(
         Tokens that end the request (empty for a fixed length).
     off_trace : {"stop", "aligned", "recorded"}
         What to do at a prefix that is not among ``blocks``.
-    semantics, value : str
-        Reading of ASD, and value scheme where not the reading's own.
+    semantics, ledger, value : str
+        Reading of ASD; whether a ``request`` or a ``block`` is charged; value scheme where not the reading's own.
     allows : callable, optional
         Another rule: whether the mismatch at a position of a block may be accepted. B, g and M are then not looked at.
 
@@ -187,8 +184,9 @@ def walk(
     block = blocks.get(())
     while block is not None:
         before = out.spent
+        known = 0.0 if ledger == "block" else before
         if allows is None:
-            whole = accepted_length(block, before, B, g, M, semantics, value)
+            whole = accepted_length(block, known, B, g, M, semantics, value)
         else:
             whole = allowed_length(block, allows)
         room = max_new_tokens - max(len(out.tokens), len(block.prefix))
@@ -206,7 +204,7 @@ def walk(
         out.spent = settled(before, charge_of(block, taken, semantics), semantics)
         out.tokens += kept
         if len(kept) > whole and whole < len(block.draft):
-            reason = "gate" if allows else broken_condition(block, whole + 1, before, B, g, M, semantics, value)
+            reason = "gate" if allows else broken_condition(block, whole + 1, known, B, g, M, semantics, value)
             out.refused_by.append(reason)
         if ended:
             break

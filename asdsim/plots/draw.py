@@ -184,7 +184,8 @@ def focus(frame: pl.DataFrame) -> Policy | None:
             row["mean_acceptance_length"] or 0.0,
         ),
     )
-    return Policy(best["B"], best["g"], best["M"], best.get("semantics") or "paper")
+    ledger = "block" if "ledger=block" in (best.get("parameters") or "").split() else "request"
+    return Policy(best["B"], best["g"], best["M"], best.get("semantics") or "paper", ledger=ledger)
 
 
 def _need(frame: pl.DataFrame, columns: Sequence[str]) -> None:
@@ -579,34 +580,11 @@ def mismatch_groups(
 
 def accepted_mismatches(graph: Graph, policy: Policy, off_trace: str = "stop") -> npt.NDArray[np.int64]:
     """Return the indices (into ``graph.mm_*``) of the mismatches that one setting accepts, request by request."""
-    from ..rules import asd as rule
-    from ..trace.graph import MISSING
+    from ..walk.path import visits
 
-    accept_block = rule.bind(rule.accept_block, judge=rule.JUDGES[policy.semantics])
-    settle = rule.settle_of(policy.semantics)
-    taken: list[int] = []
-    for request in range(graph.num_requests):
-        spent, tokens, steps = 0.0, 0, 0
-        step, room = int(graph.root[request]), int(graph.limit[request])
-        path = graph.path_step[graph.path_ptr[request] : graph.path_ptr[request + 1]]
-        nearest = graph.align_step[graph.align_ptr[request] : graph.align_ptr[request + 1]]
-        while step >= 0 and tokens < room:
-            lo, hi = int(graph.mm_ptr[step]), int(graph.mm_ptr[step + 1])
-            outcome, charge, count, _ = accept_block(
-                graph.mm_pos, graph.mm_score, graph.mm_charge, lo, hi, room - tokens, spent,
-                policy.budget, policy.gate, policy.cap,
-            )  # fmt: skip
-            spent = settle(spent, charge)
-            taken.extend(range(lo, lo + count))
-            edge = lo + step + outcome
-            tokens += int(graph.edge_tokens[edge])
-            steps += 1
-            step = int(graph.edge_next[edge])
-            if step == MISSING and off_trace == "recorded":
-                step = int(path[steps]) if steps < len(path) else -1
-            elif step == MISSING and off_trace == "aligned":
-                step = int(nearest[tokens]) if tokens < len(nearest) else -1
-    return np.array(taken, np.int64)
+    walks = [visits(graph, policy, request, off_trace).visits for request in range(graph.num_requests)]
+    firsts = [(int(graph.mm_ptr[visit.step]), visit.relaxed) for walk in walks for visit in walk]
+    return np.array([j for first, relaxed in firsts for j in range(first, first + relaxed)], np.int64)
 
 
 def match_share(

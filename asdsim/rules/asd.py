@@ -25,7 +25,7 @@ other; ``bind`` is how a compiled judge gets into ``accept_block``.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 ACCEPT, GATE, BUDGET, CAP = 0, 1, 2, 3
 """Verdicts on a mismatch: accepted, or the first constraint that it breaks, in the order (5), (7), (8)."""
@@ -117,56 +117,20 @@ def judge_lightllm(
     return ACCEPT
 
 
-def judge_paper_block(
+def unbound(*arguments: float) -> Any:
+    """Stand where ``judge`` and ``settle`` of a reading belong: nothing decides by default, see :func:`bind`."""
+    raise NotImplementedError("no judge or ledger is bound here")
+
+
+judge: Callable[..., int] = unbound
+settle: Callable[..., float] = unbound
+
+
+def judge_block(
     score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
 ) -> int:
-    """Decide as :func:`judge_paper` with a ledger that starts anew in every block."""
-    if not score <= gate:
-        return GATE
-    if budget == 0.0 or not charge <= budget:
-        return BUDGET
-    if count > cap:
-        return CAP
-    return ACCEPT
-
-
-def judge_core_block(
-    score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
-) -> int:
-    """Decide as :func:`judge_core` with a ledger that starts anew in every block."""
-    if gate == 0.0 or not score <= gate:
-        return GATE
-    if budget == 0.0 or not charge <= budget + 1e-9:
-        return BUDGET
-    if count > cap:
-        return CAP
-    return ACCEPT
-
-
-def judge_dspark_block(
-    score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
-) -> int:
-    """Decide as :func:`judge_dspark` with a ledger that starts anew in every block."""
-    if not score <= gate:
-        return GATE
-    if not (before < budget and charge <= budget):
-        return BUDGET
-    if count > cap:
-        return CAP
-    return ACCEPT
-
-
-def judge_lightllm_block(
-    score: float, before: float, charge: float, count: int, spent: float, budget: float, gate: float, cap: float
-) -> int:
-    """Decide as :func:`judge_lightllm` with a ledger that starts anew in every block."""
-    if not score <= gate:
-        return GATE
-    if not charge <= budget:
-        return BUDGET
-    if count > cap:
-        return CAP
-    return ACCEPT
+    """Decide as the bound ``judge`` does with a ledger that starts anew in every block."""
+    return judge(score, before, charge, count, 0.0, budget, gate, cap)
 
 
 def settle_double(spent: float, charge: float) -> float:
@@ -189,10 +153,6 @@ def single(x: float) -> float:
         return 0.0
     rounded = math.ldexp(float(round(math.ldexp(fraction, bits))), exponent - bits)
     return math.copysign(math.inf, x) if abs(rounded) > 3.4028234663852886e38 else rounded
-
-
-judge = judge_paper
-settle = settle_double
 
 
 def accept_block(position, score, charge, lo, hi, stop, spent, budget, gate, cap):  # type: ignore[no-untyped-def]
@@ -223,13 +183,8 @@ def accept_block(position, score, charge, lo, hi, stop, spent, budget, gate, cap
     return hi - lo, total, count, ACCEPT
 
 
-def settle_of(semantics: str, cast: Callable[[float], float] = single) -> Callable[[float, float], float]:
-    """Return how a block's charge enters the ledger; kernels hand in a compiled rounding to float32."""
-    return bind(settle_single, single=cast) if semantics in FLOAT32_LEDGER else settle_double
-
-
 def bind(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
-    """Return ``function`` with some of its global names bound anew, for example ``accept_block`` to another judge.
+    """Return ``function`` with some of its global names bound anew, for example ``accept_block`` to a judge.
 
     The same source thus runs in Python around a Python judge and compiles around a compiled one.
     """
@@ -238,20 +193,33 @@ def bind(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
 
 
 JUDGES: dict[str, Callable[..., int]] = {
-    "paper": judge_paper,
-    "core": judge_core,
-    "dspark": judge_dspark,
-    "lightllm": judge_lightllm,
-    "paper:block": judge_paper_block,
-    "core:block": judge_core_block,
-    "dspark:block": judge_dspark_block,
-    "lightllm:block": judge_lightllm_block,
-}
-"""One judge per semantics. All share the signature of :func:`judge_paper`; kernels are compiled around each of them.
-``:block`` is the ledger that starts anew in every block."""
+    "paper": judge_paper, "core": judge_core, "dspark": judge_dspark, "lightllm": judge_lightllm,
+}  # fmt: skip
+"""One judge per semantics. All share the signature of :func:`judge_paper`; kernels are compiled around each of them."""
 
-FLOAT32_LEDGER = ("lightllm", "lightllm:block")
+FLOAT32_LEDGER = ("lightllm",)
 """Semantics that keep the ledger in float32; every walk enters a block's charge by :func:`settle_of`."""
+
+
+class Reading(NamedTuple):
+    """How the rule is read: a key of :data:`JUDGES`, and whether the ledger runs over a ``request`` or a ``block``."""
+
+    semantics: str = "paper"
+    ledger: str = "request"
+
+
+def judge_of(reading: Reading, compiled: Callable[[Any], Any] = lambda judge: judge) -> Callable[..., int]:
+    """Return the judge of a reading; kernels hand in how it is ``compiled``."""
+    whole: Callable[..., int] = compiled(JUDGES[reading.semantics])
+    if reading.ledger == "request":
+        return whole
+    alone: Callable[..., int] = compiled(bind(judge_block, judge=whole))
+    return alone
+
+
+def settle_of(semantics: str, cast: Callable[[float], float] = single) -> Callable[[float, float], float]:
+    """Return how a block's charge enters the ledger; kernels hand in a compiled rounding to float32."""
+    return bind(settle_single, single=cast) if semantics in FLOAT32_LEDGER else settle_double
 
 
 def accept(
@@ -321,7 +289,7 @@ def decide(
     stop : int
         Draft tokens that can be committed at all: K, or fewer where an EOS or the token limit comes first.
     spent, budget, gate, cap : float
-        s, B, g, M.
+        s, B, g, M; s is 0 where the ledger starts anew in every block.
     semantics : str
         A key of :data:`JUDGES`.
 

@@ -14,12 +14,15 @@ import numpy.typing as npt
 
 from ..errors import UsageError, unknown_name
 from . import get_rule
-from .asd import JUDGES
+from .asd import JUDGES, Reading
 from .scoring import DEFAULT, LEDGERS, Layout
 from .spec import Value
 
 MAX_SETTINGS = 20_000_000
 """Largest grid."""
+
+KEPT_LEDGERS = ("request", "block")
+"""Ledgers of a setting. The third one that may be asked for, ``none``, is B = inf."""
 
 MAX_AXIS = 1_000_000
 """Longest list that one range may unfold to."""
@@ -54,11 +57,13 @@ class Policy:
     cap : float
         M, relaxed tokens per block; a whole number or ``inf``.
     semantics : str
-        Which reading of the rule: a key of :data:`asdsim.rules.asd.JUDGES`.
+        Who judges: a key of :data:`asdsim.rules.asd.JUDGES`.
     layout : Layout
         How mismatches are scored and charged. Under another rule than ASD, B and M are ``inf`` and g is its limit.
     label : str
         How to call a setting of another rule.
+    ledger : {"request", "block"}
+        Whether what earlier blocks spent counts, or every block starts from 0.
     """
 
     budget: float
@@ -67,6 +72,7 @@ class Policy:
     semantics: str = "paper"
     layout: Layout = DEFAULT
     label: str = field(default="", compare=False)
+    ledger: str = "request"
 
     def __post_init__(self) -> None:
         check_value("B", self.budget)
@@ -75,10 +81,13 @@ class Policy:
         check_value("M", self.cap)
         if self.semantics not in JUDGES:
             raise unknown_name("semantics", self.semantics, list(JUDGES))
+        if self.ledger not in KEPT_LEDGERS:
+            raise unknown_name("ledger", self.ledger, list(KEPT_LEDGERS))
 
-    def with_semantics(self, semantics: str) -> Policy:
-        """Return the same numbers under another semantics."""
-        return replace(self, semantics=semantics)
+    @property
+    def reading(self) -> Reading:
+        """Who judges, and what it knows of the ledger."""
+        return Reading(self.semantics, self.ledger)
 
     def __str__(self) -> str:
         return self.label or f"B={self.budget:g} g={self.gate:g} M={self.cap:g}"
@@ -88,8 +97,8 @@ SEMANTICS = {"paper": "suffix", "core": "suffix", "dspark": "normalised", "light
 """Readings of ASD, and the value scheme of each."""
 
 
-def reading(semantics: str, *, regret: str = "logit", value: str = "", ledger: str = "request") -> tuple[str, Layout]:
-    """Return the judge and the layout of a reading of ASD.
+def layout_of(semantics: str, *, regret: str = "logit", value: str = "") -> Layout:
+    """Return how a reading of ASD lays out its mismatches.
 
     Raises
     ------
@@ -98,11 +107,8 @@ def reading(semantics: str, *, regret: str = "logit", value: str = "", ledger: s
     """
     if semantics not in SEMANTICS:
         raise unknown_name("semantics", semantics, list(SEMANTICS))
-    if ledger not in LEDGERS:
-        raise unknown_name("ledger", ledger, list(LEDGERS))
-    judge = f"{semantics}:block" if ledger == "block" else semantics
     mismatch = "regret" if semantics == "lightllm" else "id"
-    return judge, Layout(regret=regret, value=value or SEMANTICS[semantics], mismatch=mismatch)
+    return Layout(regret=regret, value=value or SEMANTICS[semantics], mismatch=mismatch)
 
 
 STRICT = Policy(0.0, 0.0, 0.0)
@@ -205,6 +211,8 @@ class Grid:
         Shared by all settings.
     params : list of dict
         Parameters of each setting of another rule than ASD.
+    ledger : {"request", "block"}
+        Shared by all settings.
     """
 
     budget: npt.NDArray[np.float64]
@@ -214,6 +222,7 @@ class Grid:
     axes: dict[str, list[float]] = field(default_factory=dict, compare=False)
     layout: Layout = DEFAULT
     params: list[dict[str, Value]] = field(default_factory=list, compare=False)
+    ledger: str = "request"
 
     def __len__(self) -> int:
         return int(self.budget.shape[0])
@@ -226,7 +235,17 @@ class Grid:
     def policy(self, index: int) -> Policy:
         """Return one setting."""
         numbers = float(self.budget[index]), float(self.gate[index]), float(self.cap[index])
-        return Policy(*numbers, self.semantics, self.layout, self.label(index))
+        return Policy(*numbers, self.semantics, self.layout, self.label(index), self.ledger)
+
+    @property
+    def reading(self) -> Reading:
+        """Who judges all settings, and what it knows of the ledger."""
+        return Reading(self.semantics, self.ledger)
+
+    @property
+    def strict(self) -> Grid:
+        """B = g = M = 0 in the same reading: strict matching by token id (under ``lightllm``, ties match)."""
+        return Grid.of([replace(STRICT, semantics=self.semantics, ledger=self.ledger)])
 
     def label(self, index: int) -> str:
         """Return how a setting of another rule than ASD is called; empty for ASD."""
@@ -236,9 +255,8 @@ class Grid:
         """Return what tells a setting apart besides B, g and M: parameters of another rule, or how ASD was varied."""
         if self.params:
             return " ".join(f"{name}={_short(value)}" for name, value in self.params[index].items() if value != -1.0)
-        base, _, scope = self.semantics.partition(":")
-        varied = {"regret": (self.layout.regret, "logit"), "value": (self.layout.value, SEMANTICS.get(base, "suffix")),
-                  "ledger": (scope or "request", "request")}  # fmt: skip
+        varied = {"regret": (self.layout.regret, "logit"), "value": (self.layout.value, SEMANTICS[self.semantics]),
+                  "ledger": (self.ledger, "request")}  # fmt: skip
         return " ".join(f"{name}={value}" for name, (value, usual) in varied.items() if value != usual)
 
     @classmethod
@@ -270,9 +288,12 @@ class Grid:
         Raises
         ------
         UsageError
-            On a value that cannot be meant, or an unknown semantics.
+            On an invalid value, or an unknown name.
         """
-        judge, layout = reading(semantics, regret=regret, value=value, ledger=ledger)
+        layout = layout_of(semantics, regret=regret, value=value)
+        if ledger not in LEDGERS:
+            raise unknown_name("ledger", ledger, list(LEDGERS))
+        kept = "block" if ledger == "block" else "request"
         axes = {
             "B": axis_values("B", B if ledger != "none" else math.inf),
             "g": axis_values("g", g if gate else math.inf),
@@ -284,26 +305,29 @@ class Grid:
                 f"the grid has {size} settings", fix=f"at most {MAX_SETTINGS} are allowed; use larger steps"
             )
         budget, limit, cap = (axis.ravel() for axis in np.meshgrid(axes["B"], axes["g"], axes["M"], indexing="ij"))
-        return cls(budget, limit, cap, judge, axes, layout)
+        return cls(budget, limit, cap, semantics, axes, layout, ledger=kept)
 
     @classmethod
     def of(cls, policies: Sequence[Policy]) -> Grid:
-        """Return the given settings in their order; all must share one semantics."""
+        """Return the given settings in their order; all must share one reading."""
         if not policies:
             raise UsageError("no setting given")
         if any(policy.label for policy in policies):
             raise UsageError("settings of another rule than ASD", fix="use rule_grids")
-        names = {(policy.semantics, policy.layout) for policy in policies}
-        if len(names) > 1:
-            found = ", ".join(sorted(f"{semantics} {layout}" for semantics, layout in names))
-            raise UsageError(f"settings of several semantics or rules in one grid: {found}")
-        semantics, layout = names.pop()
+        shared = {(policy.reading, policy.layout) for policy in policies}
+        if len(shared) > 1:
+            listed = ", ".join(
+                sorted(f"{reading.semantics} {layout} ledger={reading.ledger}" for reading, layout in shared)
+            )
+            raise UsageError(f"settings of several semantics or rules in one grid: {listed}")
+        (semantics, ledger), layout = shared.pop()
         return cls(
             np.array([policy.budget for policy in policies], np.float64),
             np.array([policy.gate for policy in policies], np.float64),
             np.array([policy.cap for policy in policies], np.float64),
             semantics,
             layout=layout,
+            ledger=ledger,
         )
 
 

@@ -342,9 +342,9 @@ def calibrate(
         check_disjoint(trace, holdout)
     off_trace = estimated or "stop"
     if method == "quantile":
-        from ..rules.settings import reading
+        from ..rules.settings import layout_of
 
-        graph = build_graph(trace, reading(semantics)[1])
+        graph = build_graph(trace, layout_of(semantics))
         chosen = quantile_setting(graph, semantics, cap, quantile)
         table = judge(trace, chosen, cost=cost, scorer=scorer, graph=graph, off_trace=off_trace, resamples=resamples,
                       seed=seed)  # fmt: skip
@@ -460,7 +460,6 @@ def _number(value: float) -> float | str:
 def policy_record(made: Calibration, trace: Trace, holdout: Trace | None, cost: CostModel | None) -> dict[str, Any]:
     """Return the content of ``policy.json``: the setting, what it belongs to, and how it was found and judged."""
     grid = made.grid
-    base, _, scope = grid.semantics.partition(":")
 
     def side(source: Trace | None, quality: Quality | None) -> dict[str, Any] | None:
         if quality is None:
@@ -470,8 +469,9 @@ def policy_record(made: Calibration, trace: Trace, holdout: Trace | None, cost: 
 
     return {
         "schema_version": POLICY_VERSION, "kind": "asdsim policy", "asdsim": __version__, "rule": "asd",
-        "B": _number(grid.budget[0]), "g": _number(grid.gate[0]), "M": _number(grid.cap[0]), "semantics": base,
-        "regret": grid.layout.regret, "value": grid.layout.value, "ledger": scope or "request", **identity(trace),
+        "B": _number(grid.budget[0]), "g": _number(grid.gate[0]), "M": _number(grid.cap[0]),
+        "semantics": grid.semantics, "regret": grid.layout.regret, "value": grid.layout.value, "ledger": grid.ledger,
+        **identity(trace),
         "method": made.method, "limits": {**made.limits.given(), "bound": made.limits.bound},
         "candidates": made.candidates, "ratios": made.ratios or None,
         "cost": None if cost is None else cost.to_dict(), "resamples": made.calibration.resamples,

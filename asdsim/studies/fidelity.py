@@ -7,7 +7,7 @@ would have to, and compare.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,7 +100,7 @@ def measure(
     if not relaxed.any():
         raise UsageError("every setting of the grid acts as strict matching", fix="give larger budgets or gates")
     chosen = np.flatnonzero(relaxed)
-    part = Grid(grid.budget[chosen], grid.gate[chosen], grid.cap[chosen], grid.semantics, layout=grid.layout)
+    part = replace(grid, budget=grid.budget[chosen], gate=grid.gate[chosen], cap=grid.cap[chosen], axes={}, params=[])
     sums = {"exact": _sums(exact.counts[chosen])}
     path_graph = build_graph(hidden(trace), grid.layout)
     for name in estimators:

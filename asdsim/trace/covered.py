@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UsageError
-from ..rules.settings import Grid, reading, rule_grids
+from ..rules.settings import Grid, layout_of, rule_grids
 from .stored import Trace
 
 
@@ -20,13 +20,12 @@ def grid_entry(grid: Grid, faithful: bool) -> dict[str, Any]:
             for name in names
         }
         return {"rule": grid.layout.rule, "params": params, "faithful": faithful}
-    base, _, scope = grid.semantics.partition(":")
     varied: dict[str, Any] = {}
-    if grid.layout != reading(base)[1] or scope:
-        varied = {"regret": grid.layout.regret, "value": grid.layout.value, "ledger": scope or "request"}
+    if grid.layout != layout_of(grid.semantics) or grid.ledger != "request":
+        varied = {"regret": grid.layout.regret, "value": grid.layout.value, "ledger": grid.ledger}
     return {
         "rule": "asd",
-        "semantics": base,
+        "semantics": grid.semantics,
         **varied,
         **{axis: ["inf" if value == float("inf") else value for value in values] for axis, values in grid.axes.items()},
         "faithful": faithful,
@@ -60,7 +59,7 @@ def covered_settings(trace: Trace) -> Grid:
         If none is covered.
     """
     grids = [grid for grid in covered_grids(trace.manifest.grids) if grid.layout.rule == "asd"]
-    grids = [grid for grid in grids if (grid.semantics, grid.layout) == (grids[0].semantics, grids[0].layout)]
+    grids = [grid for grid in grids if (grid.reading, grid.layout) == (grids[0].reading, grids[0].layout)]
     if not grids:
         raise UsageError(
             "the trace is not covered for any grid", where=str(trace.path), fix="give --B --g --M, or run asdsim cover"

@@ -17,8 +17,8 @@ from functools import cache
 from typing import Any
 
 from ..rules import asd as rule
-from ..rules.asd import ACCEPT, BUDGET, CAP, GATE, judge, settle
-from .compiled import compile_cached, compiled_settle, helper, named
+from ..rules.asd import ACCEPT, BUDGET, CAP, GATE, Reading, judge, settle
+from .compiled import compile_cached, compiled_rule, helper, named, python_rule
 from .request import (
     ACCEPTED,
     BY_BUDGET,
@@ -294,14 +294,14 @@ def room_for(settings: int, largest: int, limit: int) -> int:
 
 
 @cache
-def kernel(semantics: str) -> Any:
-    """Return ``walk_boxes`` compiled for one semantics."""
+def kernel(reading: Reading) -> Any:
+    """Return ``walk_boxes`` compiled for one reading."""
     import numba
 
-    names = {"judge": helper(rule.JUDGES[semantics]), "settle": compiled_settle(semantics)}
+    names = compiled_rule(reading)
     for function in HELPERS:
         names[function.__name__] = helper(named(rule.bind(function), "all"))
-    return compile_cached(numba.njit, named(rule.bind(walk_boxes, **names), semantics), nogil=True, _nrt=False)
+    return compile_cached(numba.njit, named(rule.bind(walk_boxes, **names), reading), nogil=True, _nrt=False)
 
 
 @cache
@@ -312,6 +312,6 @@ def store_kernel() -> Any:
     return compile_cached(numba.njit, named(rule.bind(store), "all"), nogil=True, _nrt=False)
 
 
-def python_kernel(semantics: str) -> Any:
+def python_kernel(reading: Reading) -> Any:
     """Return the same sources as plain Python, for tests."""
-    return rule.bind(walk_boxes, judge=rule.JUDGES[semantics], settle=rule.settle_of(semantics))
+    return rule.bind(walk_boxes, **python_rule(reading))

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from ..errors import UsageError
 from ..rules import asd as rule
-from ..rules.asd import BUDGET, accept_block, judge, settle
+from ..rules.asd import BUDGET, Reading, accept_block, judge, settle
 from ..trace.graph import Graph
-from .compiled import COMPILING, compile_cached, compiled_settle, helper, is_cached, named
+from .compiled import COMPILING, compile_cached, compiled_rule, helper, is_cached, named, python_rule
 from .request import go_on
 from .sweep import arrays_of
 
@@ -112,36 +112,30 @@ def walk_breakpoints(  # type: ignore[no-untyped-def]
 
 
 @cache
-def kernel(semantics: str) -> Any:
-    """Return ``walk_breakpoints`` compiled for one semantics."""
+def kernel(reading: Reading) -> Any:
+    """Return ``walk_breakpoints`` compiled for one reading."""
     import numba
 
-    judged = helper(rule.JUDGES[semantics])
-    names = {
-        "accept_block": helper(named(rule.bind(accept_block, judge=judged), semantics)),
-        "turning_point": helper(named(rule.bind(turning_point, judge=judged), semantics)),
-        "go_on": helper(named(rule.bind(go_on), "all")),
-        "settle": compiled_settle(semantics),
-    }
-    return compile_cached(numba.njit, named(rule.bind(walk_breakpoints, **names), semantics), nogil=True, _nrt=False)
+    bound = compiled_rule(reading)
+    for function in (accept_block, turning_point):
+        bound[function.__name__] = helper(named(rule.bind(function, judge=bound["judge"]), reading))
+    bound["go_on"] = helper(named(rule.bind(go_on), "all"))
+    return compile_cached(numba.njit, named(rule.bind(walk_breakpoints, **bound), reading), nogil=True, _nrt=False)
 
 
-def python_kernel(semantics: str) -> Any:
+def python_kernel(reading: Reading) -> Any:
     """Return the same sources as plain Python, for tests."""
-    judged = rule.JUDGES[semantics]
-    names = {
-        "accept_block": rule.bind(accept_block, judge=judged),
-        "turning_point": rule.bind(turning_point, judge=judged),
-        "settle": rule.settle_of(semantics),
-    }
-    return rule.bind(walk_breakpoints, **names)
+    bound = python_rule(reading)
+    for function in (accept_block, turning_point):
+        bound[function.__name__] = rule.bind(function, judge=bound["judge"])
+    return rule.bind(walk_breakpoints, **bound)
 
 
 def breakpoints_of(
     graph: Graph,
     pairs: Sequence[tuple[float, float]],
     mode: int,
-    semantics: str,
+    reading: Reading,
     *,
     upper: float = np.inf,
     most: int = MOST,
@@ -176,9 +170,9 @@ def breakpoints_of(
     UsageError
         Where there are more, or it takes longer.
     """
-    if note and compiled and not is_cached(sys.modules[__name__], semantics):
+    if note and compiled and not is_cached(sys.modules[__name__], reading):
         note(COMPILING)
-    walk = kernel(semantics) if compiled else python_kernel(semantics)
+    walk = kernel(reading) if compiled else python_kernel(reading)
     arrays, requests = arrays_of(graph), graph.num_requests
     workers = max(1, min(threads or len(os.sched_getaffinity(0)), requests))
     end = time.monotonic() + seconds

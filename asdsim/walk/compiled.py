@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 
 from ..rules import asd as rule
+from ..rules.asd import Reading
 from . import request
 
 COMPILING = "compiling the kernel for this machine, once; some seconds"
 
 
-def named(function: Callable[..., Any], variant: str) -> Callable[..., Any]:
+def named(function: Callable[..., Any], variant: str | Reading) -> Callable[..., Any]:
     """Return ``function`` under a name that tells its variant and the sources that it is compiled with."""
     sources = "".join(inspect.getsource(module) for module in (rule, request, inspect.getmodule(function)) if module)
     digest = hashlib.sha256(sources.encode()).hexdigest()[:12]
-    function.__qualname__ = f"{function.__name__}_{variant.replace(':', '_')}_{digest}"
+    variant = variant if isinstance(variant, str) else "_".join(variant)
+    function.__qualname__ = f"{function.__name__}_{variant}_{digest}"
     return function
 
 
@@ -41,9 +43,18 @@ def to_single(x):  # type: ignore[no-untyped-def]
     return np.float64(np.float32(x))
 
 
-def compiled_settle(semantics: str) -> Any:
-    """Return how a block's charge enters the ledger, compiled."""
-    return helper(named(rule.bind(rule.settle_of(semantics, helper(to_single))), semantics))
+def compiled_rule(reading: Reading) -> dict[str, Any]:
+    """Return the two names that a kernel's source leaves open, compiled: who judges, and how charges are entered."""
+    settle = rule.bind(rule.settle_of(reading.semantics, helper(to_single)))
+    return {
+        "judge": rule.judge_of(reading, lambda judge: helper(named(judge, reading.semantics))),
+        "settle": helper(named(settle, reading.semantics)),
+    }
+
+
+def python_rule(reading: Reading) -> dict[str, Any]:
+    """Return the same as plain Python."""
+    return {"judge": rule.judge_of(reading), "settle": rule.settle_of(reading.semantics)}
 
 
 def helper(function: Callable[..., Any]) -> Any:
@@ -57,9 +68,9 @@ def helper(function: Callable[..., Any]) -> Any:
     return compile_cached(numba.njit, function, _nrt=False)
 
 
-def is_cached(module: Any, semantics: str) -> bool:
+def is_cached(module: Any, reading: Reading) -> bool:
     """Return whether a module's kernel is on disk or was used in this process; True where that cannot be told."""
-    kernel = module.kernel(semantics)
+    kernel = module.kernel(reading)
     folder = getattr(getattr(kernel, "stats", None), "cache_path", None)
     if not folder or kernel.signatures:
         return True

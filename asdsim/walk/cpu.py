@@ -15,9 +15,9 @@ import numba
 import numpy as np
 
 from ..rules import asd as rule
-from ..rules.asd import BUDGET, CAP, GATE
+from ..rules.asd import BUDGET, CAP, GATE, Reading
 from . import request
-from .compiled import compile_cached, compiled_settle, helper, named
+from .compiled import compile_cached, compiled_rule, helper, named, python_rule
 from .request import (
     ACCEPTED,
     BY_BUDGET,
@@ -70,31 +70,25 @@ def walk_settings(  # type: ignore[no-untyped-def]
 
 
 @cache
-def kernel(semantics: str) -> Any:
-    """Return ``walk_settings`` compiled for one semantics."""
-    judge = helper(rule.JUDGES[semantics])
-    block = helper(named(rule.bind(rule.accept_block, judge=judge), semantics))
-    names = {
-        "accept_block": block,
-        "settle": compiled_settle(semantics),
-        "go_on": helper(named(rule.bind(go_on), "all")),
-    }
-    walk = rule.bind(walk_request, **names)
-    one = helper(named(walk, semantics))
-    names = {"walk_request": one, "refusals": helper(rule.bind(refusals))}
-    settings = named(rule.bind(walk_settings, **names), semantics)
-    return compile_cached(numba.njit, settings, nogil=True)
+def kernel(reading: Reading) -> Any:
+    """Return ``walk_settings`` compiled for one reading."""
+    bound = compiled_rule(reading)
+    bound["accept_block"] = helper(named(rule.bind(rule.accept_block, judge=bound["judge"]), reading))
+    bound["go_on"] = helper(named(rule.bind(go_on), "all"))
+    walk = helper(named(rule.bind(walk_request, **bound), reading))
+    settings = rule.bind(walk_settings, walk_request=walk, refusals=helper(rule.bind(refusals)))
+    return compile_cached(numba.njit, named(settings, reading), nogil=True)
 
 
-def python_kernel(semantics: str) -> Any:
+def python_kernel(reading: Reading) -> Any:
     """Return the same sources as plain Python, for tests and as a last resort."""
-    block = rule.bind(rule.accept_block, judge=rule.JUDGES[semantics])
-    one = rule.bind(walk_request, accept_block=block, settle=rule.settle_of(semantics))
-    return rule.bind(walk_settings, walk_request=one)
+    bound = python_rule(reading)
+    block = rule.bind(rule.accept_block, judge=bound["judge"])
+    return rule.bind(walk_settings, walk_request=rule.bind(walk_request, accept_block=block, settle=bound["settle"]))
 
 
 def run(
-    arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, semantics: str, threads: int = 0
+    arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, reading: Reading, threads: int = 0
 ) -> tuple[Any, ...]:
     """Walk all settings.
 
@@ -106,8 +100,7 @@ def run(
         B, g, M.
     off_trace : int
         ``STOP``, ``ALIGNED`` or ``RECORDED``.
-    semantics : str
-        A key of :data:`asdsim.rules.asd.JUDGES`.
+    reading : Reading
     threads : int
         0 takes every core that this process may use; results do not depend on it.
 
@@ -118,7 +111,7 @@ def run(
     edge : int64 (n, R)
     histogram : int64 (n, largest K + 1)
     """
-    return run_with(kernel(semantics), arrays, settings, off_trace, threads)
+    return run_with(kernel(reading), arrays, settings, off_trace, threads)
 
 
 def run_with(

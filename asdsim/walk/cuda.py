@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..rules import asd as rule
-from ..rules.asd import BUDGET, CAP, GATE
+from ..rules.asd import BUDGET, CAP, GATE, Reading
 from .boxes import BASE_ACCEPTED, BASE_STEPS, BASE_TOKENS, EXACT, HISTOGRAM, KEPT, LOST_STEPS, LOST_TOKENS
 from .request import (
     ACCEPTED,
@@ -212,23 +212,23 @@ KERNELS: dict[str, Callable[..., Any]] = {"pairs": pair_kernel, "sums": sum_kern
 
 
 @cache
-def kernel(name: str, semantics: str) -> Any:
-    """Return a kernel around one semantics, compiled when first launched."""
+def kernel(name: str, reading: Reading) -> Any:
+    """Return a kernel around one reading, compiled when first launched."""
     from numba import cuda
 
     limits = {} if simulating() else {"max_registers": MAX_REGISTERS}
-    return cuda.jit(device_source(name, semantics), **limits)
+    return cuda.jit(device_source(name, reading), **limits)
 
 
-def device_source(name: str, semantics: str) -> Any:
+def device_source(name: str, reading: Reading) -> Any:
     """Return a kernel's Python function with inlined device functions bound in."""
     from numba import cuda, types
 
     def device(function: Any) -> Any:
         return cuda.jit(device=True, inline="always")(function)
 
-    block = rule.bind(rule.accept_block, judge=device(rule.JUDGES[semantics]))
-    settle = device(rule.settle_of(semantics, device(to_single)))
+    block = rule.bind(rule.accept_block, judge=rule.judge_of(reading, device))
+    settle = device(rule.settle_of(reading.semantics, device(to_single)))
     one = rule.bind(walk_request, accept_block=device(block), settle=settle, go_on=device(rule.bind(go_on)))
     return rule.bind(
         KERNELS[name], walk_request=device(one), refusals=device(rule.bind(refusals)), cuda=cuda, int32=types.int32
@@ -241,7 +241,7 @@ def _to_device(arrays: tuple[Any, ...]) -> list[Any]:
     return [cuda.to_device(array if array.size else np.zeros(1, array.dtype)) for array in arrays]
 
 
-def run(arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, semantics: str) -> tuple[Any, ...]:
+def run(arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, reading: Reading) -> tuple[Any, ...]:
     """Walk all settings on the current device; parameters and results as :func:`asdsim.walk.cpu.run`."""
     number, requests = len(settings[0]), len(arrays[0])
     width = int(arrays[2].max(initial=0)) + 1
@@ -255,7 +255,7 @@ def run(arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, sema
         threads = min(THREADS, number)
         for at in range(0, requests, MAX_ROWS):
             blocks = (-(-number // threads), min(MAX_ROWS, requests - at))
-            kernel("pairs", semantics)[blocks, threads](at, *inputs[:3], off_trace, *inputs[3:], *outputs)
+            kernel("pairs", reading)[blocks, threads](at, *inputs[:3], off_trace, *inputs[3:], *outputs)
         for host, device in zip((counts, spent, edge, steps), outputs, strict=True):
             device.copy_to_host(host)
     counted = (counts[:, LEFT] == 0) | (off_trace != STOP)
@@ -290,7 +290,7 @@ def sum_settings(
     arrays: tuple[Any, ...],
     settings: tuple[Any, ...],
     off_trace: int,
-    semantics: str,
+    reading: Reading,
     strict: npt.NDArray[np.int32],
     above: npt.NDArray[np.int64],
     progress: Callable[[int], None] | None = None,
@@ -299,7 +299,7 @@ def sum_settings(
 
     Parameters
     ----------
-    arrays, settings, off_trace, semantics
+    arrays, settings, off_trace, reading
         As for :func:`run`.
     strict : int32 (R, 4)
         Of strict matching: whether its walk is exact; its steps, accepted draft tokens and tokens.
@@ -328,10 +328,10 @@ def sum_settings(
         blocks = -(-chunk // threads)
         for at in range(0, requests, MAX_ROWS):
             rows = min(MAX_ROWS, requests - at)
-            kernel("sums", semantics)[(blocks, rows), threads, 0, 4 * threads * (width | 1)](
+            kernel("sums", reading)[(blocks, rows), threads, 0, 4 * threads * (width | 1)](
                 at, *axes, off_trace, strict_there, *graph, sums, spent
             )
-        kernel("spread", semantics)[blocks, threads](spent, above_there, *ends)
+        kernel("spread", reading)[blocks, threads](spent, above_there, *ends)
         out.sums[:, part] = sums.copy_to_host()
         for host, device in zip((out.spent, out.highest, out.at_low, out.at_high), ends, strict=True):
             host[part] = device.copy_to_host()
@@ -371,7 +371,7 @@ def known_capabilities() -> list[tuple[int, int]]:
     return [tuple(one) for one in nvrtc.get_supported_ccs()]  # type: ignore[attr-defined]
 
 
-def machine_code(name: str, semantics: str, capability: tuple[int, int]) -> MachineCode:
+def machine_code(name: str, reading: Reading, capability: tuple[int, int]) -> MachineCode:
     """Compile a kernel for a GPU that need not be present: NVVM to PTX, nvJitLink to machine code.
 
     Needs the packages of the extras ``cuda12`` or ``cuda13``, no driver and no toolkit of the system.
@@ -380,8 +380,7 @@ def machine_code(name: str, semantics: str, capability: tuple[int, int]) -> Mach
     ----------
     name : str
         A key of :data:`KERNELS`.
-    semantics : str
-        A key of :data:`asdsim.rules.asd.JUDGES`.
+    reading : Reading
     capability : (int, int)
         Compute capability, for example (9, 0).
 
@@ -395,7 +394,7 @@ def machine_code(name: str, semantics: str, capability: tuple[int, int]) -> Mach
     from cuda.core import Linker, LinkerOptions, ObjectCode
     from numba import cuda
 
-    ptx, _ = cuda.compile_ptx(device_source(name, semantics), _signature(name), cc=capability)
+    ptx, _ = cuda.compile_ptx(device_source(name, reading), _signature(name), cc=capability)
     options = LinkerOptions(
         arch="sm_{}{}".format(*capability), verbose=True, max_register_count=MAX_REGISTERS
     )  # as in `kernel`

@@ -36,7 +36,7 @@ def sum_on_device(
         graph.edge_next, graph.edge_accepted, graph.edge_tokens,
         graph.path_ptr, graph.path_step, graph.align_ptr, graph.align_step,
     )  # fmt: skip
-    made = cuda.sum_settings(arrays, settings, mode, grid.semantics, paired, above, progress)
+    made = cuda.sum_settings(arrays, settings, mode, grid.reading, paired, above, progress)
     sums, kept = made.sums, made.sums[boxes.KEPT]
     none = kept == 0
     part = np.array([at - math.floor(at) for at in places])[kept]

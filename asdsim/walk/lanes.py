@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from ..rules import asd as rule
-from ..rules.asd import ACCEPT, BUDGET, GATE, judge, settle
+from ..rules.asd import ACCEPT, BUDGET, GATE, Reading, judge, settle
 from . import request
-from .compiled import compile_cached, compiled_settle, helper, named
+from .compiled import compile_cached, compiled_rule, helper, named, python_rule
 
 WIDTH = 256
 """Budgets walked together. A compile-time constant: rows of the scratch are then known not to overlap, and LLVM
@@ -636,14 +636,14 @@ HELPERS = (
 
 
 @cache
-def kernel(semantics: str) -> Any:
-    """Return ``walk_lanes`` compiled for one semantics."""
+def kernel(reading: Reading) -> Any:
+    """Return ``walk_lanes`` compiled for one reading."""
     import numba
 
-    names = {"judge": helper(rule.JUDGES[semantics]), "settle": compiled_settle(semantics)}
+    names = compiled_rule(reading)
     for function in HELPERS:
-        names[function.__name__] = helper(named(rule.bind(function, **names), semantics))
-    return compile_cached(numba.njit, named(rule.bind(walk_lanes, **names), semantics), nogil=True, _nrt=False)
+        names[function.__name__] = helper(named(rule.bind(function, **names), reading))
+    return compile_cached(numba.njit, named(rule.bind(walk_lanes, **names), reading), nogil=True, _nrt=False)
 
 
 @cache
@@ -654,9 +654,9 @@ def store_kernel() -> Any:
     return compile_cached(numba.njit, named(rule.bind(store), "all"), nogil=True, _nrt=False)
 
 
-def python_kernel(semantics: str) -> Any:
+def python_kernel(reading: Reading) -> Any:
     """Return the same sources as plain Python, for tests."""
-    names = {"judge": rule.JUDGES[semantics], "settle": rule.settle_of(semantics)}
+    names = python_rule(reading)
     for function in HELPERS:
         names[function.__name__] = rule.bind(function, **names)
     return rule.bind(walk_lanes, **names)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..rules import asd as rule
-from ..rules.asd import CAP, GATE, judge
+from ..rules.asd import CAP, GATE, Reading, judge
 from ..trace.graph import END, MISSING, Graph
-from .compiled import compile_cached, helper, named
+from .compiled import compile_cached, compiled_rule, named
 from .lanes import AT_LEFT, AT_RELAXED
 
 INF = float("inf")
@@ -103,19 +103,19 @@ def rank_gates(score, gates, out):  # type: ignore[no-untyped-def]
 
 
 @cache
-def _rank_kernel(semantics: str) -> Any:
+def _rank_kernel(reading: Reading) -> Any:
     import numba
 
-    bound = rule.bind(rank_gates, judge=helper(rule.JUDGES[semantics]))
-    return compile_cached(numba.njit, named(bound, semantics), nogil=True)
+    bound = rule.bind(rank_gates, judge=compiled_rule(reading)["judge"])
+    return compile_cached(numba.njit, named(bound, reading), nogil=True)
 
 
 def gate_ranks(
-    prepared: Prepared, gates: npt.NDArray[np.float64], semantics: str, *, compiled: bool = True
+    prepared: Prepared, gates: npt.NDArray[np.float64], reading: Reading, *, compiled: bool = True
 ) -> npt.NDArray[np.int32]:
     """Return int32 (m,): the first gate that lets each mismatch pass; ``len(gates)`` where none does."""
     out = np.zeros(len(prepared.rank), np.int32)
-    function = _rank_kernel(semantics) if compiled else rule.bind(rank_gates, judge=rule.JUDGES[semantics])
+    function = _rank_kernel(reading) if compiled else rule.bind(rank_gates, judge=rule.judge_of(reading))
     function(prepared.graph.mm_score, gates, out)
     return out
 
@@ -129,16 +129,16 @@ def running_ranks(prepared: Prepared, ranks: npt.NDArray[np.int32]) -> npt.NDArr
     return out
 
 
-def cap_ranks(caps: npt.NDArray[np.float64], largest: int, semantics: str) -> npt.NDArray[np.int64]:
+def cap_ranks(caps: npt.NDArray[np.float64], largest: int, reading: Reading) -> npt.NDArray[np.int64]:
     """Return int64 (K + 2,): the first cap that allows n relaxed tokens in a block."""
-    ask = rule.JUDGES[semantics]
+    ask = rule.judge_of(reading)
     allowed = [
         [ask(0.0, 0.0, 0.0, count, 0.0, INF, INF, float(cap)) != CAP for cap in caps] for count in range(largest + 2)
     ]
     return np.array([row.index(True) if any(row) else len(caps) for row in allowed], np.int64)
 
 
-def cap_limits(caps: npt.NDArray[np.float64], largest: int, semantics: str) -> npt.NDArray[np.int64]:
+def cap_limits(caps: npt.NDArray[np.float64], largest: int, reading: Reading) -> npt.NDArray[np.int64]:
     """Return int64 (caps,): relaxed tokens that each cap allows in a block, K at most."""
-    ranks = cap_ranks(caps, largest, semantics)
+    ranks = cap_ranks(caps, largest, reading)
     return np.array([int((ranks[1 : largest + 1] <= at).sum()) for at in range(len(caps))], np.int64)

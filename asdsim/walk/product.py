@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..rules.asd import Reading
 from ..rules.settings import Grid
 from ..trace.graph import Graph
 from . import boxes, lanes, spread
@@ -150,9 +151,9 @@ def sum_product(
         by = "lanes" if in_order and min(cells, len(grid)) <= LANES_UP_TO else "boxes"
     out = Sums.empty(len(grid), graph.max_draft)
     work = _Lanes if by == "lanes" else _Boxes
-    if note and compiled and not is_cached(work.module, grid.semantics):
+    if note and compiled and not is_cached(work.module, grid.reading):
         note(COMPILING)
-    walker = work(ready, grid.semantics, axes, mode, strict, compiled)
+    walker = work(ready, grid.reading, axes, mode, strict, compiled)
     spread_kernel: Callable[..., None] = spread.kernel() if compiled else spread.spread
 
     def one(tile: Tile) -> int:
@@ -185,14 +186,14 @@ class _Lanes:
     module, widest = lanes, lanes.WIDTH
 
     def __init__(
-        self, ready: Prepared, semantics: str, axes: Axes, mode: int, strict: npt.NDArray[np.int32], compiled: bool
+        self, ready: Prepared, reading: Reading, axes: Axes, mode: int, strict: npt.NDArray[np.int32], compiled: bool
     ) -> None:
         del mode  # recorded
         self.ready, self.axes, self.strict = ready, axes, strict
-        self.kernel = lanes.kernel(semantics) if compiled else lanes.python_kernel(semantics)
+        self.kernel = lanes.kernel(reading) if compiled else lanes.python_kernel(reading)
         self.store = lanes.store_kernel() if compiled else lanes.store
-        self.gate_from = running_ranks(ready, gate_ranks(ready, axes.gates, semantics, compiled=compiled))
-        self.cap_most = cap_limits(axes.caps, ready.graph.max_draft, semantics)
+        self.gate_from = running_ranks(ready, gate_ranks(ready, axes.gates, reading, compiled=compiled))
+        self.cap_most = cap_limits(axes.caps, ready.graph.max_draft, reading)
 
     def tile(self, tile: Tile, out: Sums, at: Int64) -> tuple[Float64, npt.NDArray[np.int32]]:
         ready, graph = self.ready, self.ready.graph
@@ -227,13 +228,13 @@ class _Boxes:
     module, widest = boxes, 1 << 30
 
     def __init__(
-        self, ready: Prepared, semantics: str, axes: Axes, mode: int, strict: npt.NDArray[np.int32], compiled: bool
+        self, ready: Prepared, reading: Reading, axes: Axes, mode: int, strict: npt.NDArray[np.int32], compiled: bool
     ) -> None:
         self.ready, self.axes, self.mode = ready, axes, mode
-        self.kernel = boxes.kernel(semantics) if compiled else boxes.python_kernel(semantics)
+        self.kernel = boxes.kernel(reading) if compiled else boxes.python_kernel(reading)
         self.store = boxes.store_kernel() if compiled else boxes.store
-        self.gate_from = gate_ranks(ready, axes.gates, semantics, compiled=compiled)
-        self.cap_from = cap_ranks(axes.caps, ready.graph.max_draft, semantics)
+        self.gate_from = gate_ranks(ready, axes.gates, reading, compiled=compiled)
+        self.cap_from = cap_ranks(axes.caps, ready.graph.max_draft, reading)
         exact = (strict[:, columns.LEFT] == 0).astype(np.int32)
         picked = strict[:, [columns.STEPS, columns.ACCEPTED, columns.TOKENS]]
         self.strict = np.ascontiguousarray(np.concatenate([exact[:, None], picked], axis=1), np.int32)

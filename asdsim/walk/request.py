@@ -4,7 +4,7 @@ Per step only mismatches are visited. ``accept_block`` decides; the edge that it
 committed and where the walk stands next.
 """
 
-from ..rules.asd import ACCEPT, accept_block, settle
+from ..rules.asd import accept_block, settle
 
 STEPS, DRAFTED, ACCEPTED, TOKENS, RELAXED, BY_GATE, BY_BUDGET, BY_CAP, LEFT = range(9)
 """Columns of the counts that one walk fills. ``LEFT`` counts edges that were not captured; 0 means an exact walk."""
@@ -88,6 +88,3 @@ def walk_request(  # type: ignore[no-untyped-def]
 def refusals(refused, verdict):  # type: ignore[no-untyped-def]
     """Return how many blocks a verdict (``GATE``, ``BUDGET`` or ``CAP``) ended, from the packed count of a walk."""
     return (refused >> (REFUSAL_BITS * (verdict - 1))) & ((1 << REFUSAL_BITS) - 1)
-
-
-__all__ = ["ACCEPT", "accept_block", "go_on", "refusals", "walk_request"]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError, unknown_name
-from ..rules.settings import STRICT, Grid
+from ..rules.settings import Grid
 from ..stats import masked_quantile, ratio
 from ..trace.graph import Graph
 from . import request as columns
@@ -112,12 +112,12 @@ def walk_grid(graph: Graph, grid: Grid, *, off_trace: str = "stop", device: str 
     if chosen == "cuda":
         from . import cuda
 
-        return Walks(*cuda.run(arrays, settings, mode, grid.semantics))
+        return Walks(*cuda.run(arrays, settings, mode, grid.reading))
     from . import cpu
 
     if chosen == "python":
-        return Walks(*cpu.run_with(cpu.python_kernel(grid.semantics), arrays, settings, mode, 1))
-    return Walks(*cpu.run(arrays, settings, mode, grid.semantics, threads))
+        return Walks(*cpu.run_with(cpu.python_kernel(grid.reading), arrays, settings, mode, 1))
+    return Walks(*cpu.run(arrays, settings, mode, grid.reading, threads))
 
 
 def off_trace_code(name: str) -> int:
@@ -154,7 +154,7 @@ def sweep(
     dict of ndarray (n,)
         The figures of :data:`asdsim.evaluate.figures.COLUMNS`; ``acceptance_histogram`` is (n, largest K + 1).
     """
-    strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
+    strict = walk(grid.strict)
     size = max(1, CHUNK_BYTES // max(1, num_requests * (4 * NUM_COUNTS + 16)))
     parts: list[dict[str, npt.NDArray[Any]]] = []
     for first in range(0, len(grid), size):
@@ -205,19 +205,19 @@ def sweep_graph(
     if chosen == "cuda":
         from .device import sum_on_device
 
-        strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
+        strict = walk(grid.strict)
         return figures_of(sum_on_device(graph, grid, mode, strict.counts[0], progress), graph.num_requests)
     if note and chosen == "cpu":
         from . import cpu
 
-        if not is_cached(cpu, grid.semantics):
+        if not is_cached(cpu, grid.reading):
             note(COMPILING)
     if by == "auto" and len(grid) * graph.num_steps < PAIRS_UP_TO:
         by = "pairs"
     axes = axes_of(grid) if by != "pairs" and graph.num_steps and len(grid) else None
     if axes is None:
         return sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
-    strict = walk(Grid.of([STRICT.with_semantics(grid.semantics)]))
+    strict = walk(grid.strict)
     sums = sum_product(
         graph, grid, axes, mode, strict.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
         progress=progress, note=note,

@@ -33,8 +33,7 @@ def covered() -> Graph:
 def test_one_block_as_python(benchmark, semantics: str) -> None:
     regrets = [0.0, 0.31, 0.0, 0.07, 0.0, 1.4, 0.0]
     draft = [int(regret > 0) for regret in regrets]
-    base = semantics.partition(":")[0]
-    positions, scores, charges = rule.mismatches(draft, [0] * 7, regrets, base)
+    positions, scores, charges = rule.mismatches(draft, [0] * 7, regrets, semantics)
     benchmark(rule.accept, positions, scores, charges, 7, 0.5, 4.0, 0.5, 2, semantics)
 
 
@@ -77,4 +76,4 @@ def test_percentiles(benchmark, requests: int) -> None:
 
 @pytest.mark.parametrize("mode", [STOP, RECORDED])
 def test_breakpoints(benchmark, covered: Graph, mode: int) -> None:
-    benchmark(breakpoints_of, covered, [(0.5, 2.0)], mode, "paper", threads=1)
+    benchmark(breakpoints_of, covered, [(0.5, 2.0)], mode, rule.Reading(), threads=1)

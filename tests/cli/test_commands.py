@@ -15,7 +15,7 @@ import asdsim
 from asdsim.cli import COMMANDS, main
 from asdsim.cli.common import counted
 from asdsim.evaluate.figures import COLUMNS
-from asdsim.walk.path import path_of
+from asdsim.walk.path import visits
 from tests.support.toytrace import ToyModel, write_toy_trace
 
 AXES = ["--B", "0,1,4", "--g", ".25,inf", "--M", "1,inf"]
@@ -228,7 +228,7 @@ def test_closeness_is_in_the_unit_of_the_regret(capsys):
                                              ("top_logits", "draft_logit", "logsumexp")]  # fmt: skip
     checked = 0
     for r in range(graph.num_requests):
-        visit = path_of(graph, policy, r)[0][0]
+        visit = visits(graph, policy, r)[0][0]
         lo = int(graph.mm_ptr[visit.step])
         if lo == int(graph.mm_ptr[visit.step + 1]):
             continue

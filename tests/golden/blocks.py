@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from asdsim.records import NO_PARENT, MemoryTrace, RequestRecord
-from asdsim.rules.settings import Grid, Policy, reading
+from asdsim.rules.settings import Grid, Policy, layout_of
 from asdsim.trace.graph import Graph, build_graph
 from asdsim.walk.request import ACCEPTED
 from asdsim.walk.sweep import walk_grid
@@ -52,7 +52,7 @@ def one_block(regrets: list[float | None], spent: float, semantics: str) -> Grap
         steps.append(record_step(number, number - 1 if number else NO_PARENT, 3 if number else NO_PARENT, 4 * number,
                                  draft, logits))  # fmt: skip
     record = RequestRecord("golden/0", "made", (1,), "", None, 40, (), "fixed")
-    layout = reading(semantics)[1]
+    layout = layout_of(semantics)
     graph = build_graph(MemoryTrace([(record, steps)]), layout)
     laid = [(i, r) for block in blocks for i, r in enumerate(block) if r is not OK and not (
         semantics == "lightllm" and r == 0.0)]  # fmt: skip
@@ -67,9 +67,8 @@ def walked(device: str) -> dict[str, int]:
     found = {}
     for row, (regrets, B, g, M, spent, _) in enumerate(TABLE):
         for semantics in READINGS:
-            judge, layout = reading(semantics)
             # The block before the one that counts spends under a gate and budget of its own: it must be accepted.
-            policy = Policy(B, g, float(M), judge, layout)
+            policy = Policy(B, g, float(M), semantics, layout_of(semantics))
             walks = walk_grid(one_block(regrets, spent, semantics), Grid.of([policy]), device=device)
             found[f"{row} {semantics}"] = int(walks.counts[0, 0, ACCEPTED]) - (3 if spent else 0)
     return found

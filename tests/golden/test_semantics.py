@@ -14,7 +14,7 @@ import pytest
 from asdsim.oracle import walk as reference
 from asdsim.rules import asd as rule
 from asdsim.rules.scoring import suffix_values
-from asdsim.rules.settings import reading
+from asdsim.rules.settings import layout_of
 from tests.golden.blocks import READINGS, TABLE, walked
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +96,6 @@ def test_gates_convert_by_the_draft_length() -> None:
 
 
 def test_each_reading_has_its_value_scheme() -> None:
-    assert {name: reading(name)[1].value for name in READINGS} == {
+    assert {name: layout_of(name).value for name in READINGS} == {
         "paper": "suffix", "core": "suffix", "dspark": "normalised", "lightllm": "suffix",
     }  # fmt: skip

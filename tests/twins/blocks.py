@@ -20,10 +20,11 @@ from asdsim.oracle.rules import ALLOWS
 from asdsim.records import RequestRecord
 from asdsim.rules import NAMES
 from asdsim.rules.scoring import Rows, lay_out, run_lengths, uniform
-from asdsim.rules.settings import Grid, reading, rule_grids
+from asdsim.rules.settings import Grid, layout_of, rule_grids
 from asdsim.trace.graph import Graph, build_graph
 from asdsim.walk.request import ACCEPTED, RELAXED
 from asdsim.walk.sweep import walk_grid
+from tests.twins.cases import READINGS
 
 CHAIN = 40
 """Blocks of one request."""
@@ -35,8 +36,6 @@ PARAMS: dict[str, dict[str, Any]] = {
     "lenience": {"l": 0.5},
 }
 """Settings at which about half of what is looked at passes, where the published one lets nearly all or none."""
-
-READINGS = ("paper", "core", "dspark", "lightllm", "paper:block", "core:block", "dspark:block", "lightllm:block")
 
 
 class Tables:
@@ -96,11 +95,9 @@ class Tables:
 def cases() -> dict[str, Grid]:
     """Return one setting per reading of ASD and per rule."""
     asd = {}
-    for name in READINGS:
-        base, _, scope = name.partition(":")
-        grid = Grid.product(6.0 if not scope else 0.6, 0.9 if base == "dspark" else 0.3, 2, base,
-                            ledger=scope or "request")  # fmt: skip
-        asd[f"asd {name}"] = grid
+    for semantics, ledger in READINGS:
+        budget, gate = 6.0 if ledger == "request" else 0.6, 0.9 if semantics == "dspark" else 0.3
+        asd[f"asd {semantics} {ledger}"] = Grid.product(budget, gate, 2, semantics, ledger=ledger)
     asd["asd probability"] = Grid.product(1.0, 0.08, 2, regret="probability", value="reuse")
     rules = {name: rule_grids(name, PARAMS.get(name))[0] for name in NAMES if name != "truncate"}
     return {**asd, **rules}
@@ -125,7 +122,7 @@ def graphs(tables: Tables, chosen: dict[str, Grid]) -> dict[str, Graph]:
     for name, grid in chosen.items():
         kind = grid.layout.mismatch
         if kind not in bare:
-            bare[kind] = build_graph(tables, reading("lightllm" if kind == "regret" else "paper")[1])  # type: ignore[arg-type]
+            bare[kind] = build_graph(tables, layout_of("lightllm" if kind == "regret" else "paper"))  # type: ignore[arg-type]
         score, charge = lay_out(grid.layout, rows_of(tables, bare[kind]))
         made[name] = replace(bare[kind], mm_score=score, mm_charge=charge)
     return made
@@ -185,8 +182,9 @@ def decided(tables: Tables) -> dict[str, np.ndarray]:
                     for row in block.rows
                 ]
             if oracle is None:
+                known = spent[request] if policy.ledger == "request" else 0.0
                 length = reference.accepted_length(
-                    block, spent[request], policy.budget, policy.gate, policy.cap, policy.semantics, layout.value
+                    block, known, policy.budget, policy.gate, policy.cap, policy.semantics, layout.value
                 )
             else:
                 length = reference.allowed_length(block, lambda b, i, f=oracle, at=grid.params[0]: f(b, i, at))

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from asdsim.records import NO_PARENT, MemoryTrace, RequestRecord
-from asdsim.rules.settings import Grid
+from asdsim.rules.asd import JUDGES, Reading
+from asdsim.rules.settings import KEPT_LEDGERS, Grid
 from tests.support.toygraph import record_step, toy_requests
 
+READINGS = [Reading(semantics, ledger) for ledger in KEPT_LEDGERS for semantics in JUDGES]
 MODES = ("stop", "aligned", "recorded")
 INF = float("inf")
 VOCAB = 12

@@ -14,67 +14,57 @@ from asdsim.cli import main
 from asdsim.errors import UsageError
 from asdsim.records import MemoryTrace
 from asdsim.rules import asd as rule
-from asdsim.rules.asd import JUDGES
-from asdsim.rules.settings import Grid
+from asdsim.rules.asd import BUDGET, Reading
+from asdsim.rules.settings import Grid, Policy, layout_of
 from asdsim.trace.graph import Graph, build_graph
 from asdsim.walk import breakpoints
 from asdsim.walk.breakpoints import breakpoints_of, turning_point
+from asdsim.walk.path import Visit, visits
 from asdsim.walk.sweep import OFF_TRACE, sweep_graph
 from tests.support.toygraph import toy_requests
-from tests.twins.cases import INF, MODES, cases
+from tests.twins.cases import INF, MODES, READINGS, cases
 
 TRACE = Path(__file__).parents[2] / "traces/smollm2-layerskip-wide"
 PAIRS = [(0.125, 1.0), (0.4, 2.0), (INF, INF)]
 TINY = 5e-324
+PAPER = Reading()
 
 
-def decisions(graph: Graph, budget: float, gate: float, cap: float, mode: str, semantics: str) -> list[list[tuple]]:
+def decisions(
+    graph: Graph, budget: float, gate: float, cap: float, mode: str, reading: Reading = PAPER
+) -> list[list[tuple]]:
     """Return, per request, every step met, how it ended and why, and the budgets that its charges called for."""
-    block = rule.bind(rule.accept_block, judge=JUDGES[semantics])
-    settle = rule.settle_of(semantics)
-    made = []
-    for request in range(graph.num_requests):
-        spent, tokens, step, met = 0.0, 0, int(graph.root[request]), []
-        while step >= 0:
-            lo, hi = int(graph.mm_ptr[step]), int(graph.mm_ptr[step + 1])
-            room = int(graph.limit[request]) - tokens
-            outcome, charge, _, verdict = block(
-                graph.mm_pos, graph.mm_score, graph.mm_charge, lo, hi, room, spent, budget, gate, cap
-            )
-            wanted = spent + (charge + float(graph.mm_charge[lo + outcome])) if verdict == rule.BUDGET else None
-            met.append((step, int(outcome), int(verdict), wanted))
-            spent = settle(spent, charge)
-            edge = lo + step + int(outcome)
-            tokens += min(int(graph.edge_tokens[edge]), room)
-            step = int(graph.edge_next[edge])
-            if tokens >= graph.limit[request]:
-                break
-            if step == -2 and mode == "recorded" and graph.path_ptr[request] + len(met) < graph.path_ptr[request + 1]:
-                step = int(graph.path_step[graph.path_ptr[request] + len(met)])
-            elif step == -2 and mode == "aligned" and graph.align_ptr[request] + tokens < graph.align_ptr[request + 1]:
-                step = int(graph.align_step[graph.align_ptr[request] + tokens])
-        made.append(met)
-    return made
+    policy = Policy(budget, gate, cap, reading.semantics, ledger=reading.ledger)
+
+    def wanted(visit: Visit) -> float | None:
+        if visit.verdict != BUDGET:
+            return None
+        return visit.spent + (visit.charge + float(graph.mm_charge[graph.mm_ptr[visit.step] + visit.outcome]))
+
+    return [
+        [(visit.step, visit.outcome, visit.verdict, wanted(visit)) for visit in visits(graph, policy, r, mode).visits]
+        for r in range(graph.num_requests)
+    ]
 
 
-def check(graph: Graph, mode: str, semantics: str = "paper", compiled: bool = True) -> int:
+def check(graph: Graph, mode: str, reading: Reading = PAPER, compiled: bool = True) -> int:
     """Hold the breakpoints of a graph against walks at both ends of every interval; return how many there are.
 
     A judge's answer turns once along B, so walks that agree at both ends agree between them.
     """
     number = 0
-    found = breakpoints_of(graph, PAIRS, OFF_TRACE[mode], semantics, compiled=compiled)
+    found = breakpoints_of(graph, PAIRS, OFF_TRACE[mode], reading, compiled=compiled)
     for (gate, cap), points in zip(PAIRS, found, strict=True):
         assert (np.diff(points) > 0).all() and (points > 0).all()
         starts = [0.0, *points.tolist()]
         for start, following in zip(starts, [*starts[1:], None], strict=True):
             end = INF if following is None else math.nextafter(following, 0.0)
-            here = decisions(graph, start, gate, cap, mode, semantics)
-            assert here == decisions(graph, end, gate, cap, mode, semantics), (start, end)
+            here = decisions(graph, start, gate, cap, mode, reading)
+            assert here == decisions(graph, end, gate, cap, mode, reading), (start, end)
             if following is None:
                 break
-            assert here != decisions(graph, following, gate, cap, mode, semantics), following
-            if semantics == "paper":  # the very float that the rule computes, at the request that changes
+            assert here != decisions(graph, following, gate, cap, mode, reading), following
+            if reading == PAPER:  # the very float that the rule computes, at the request that changes
                 wanted = {wanted for met in here for *_, wanted in met}
                 assert following in wanted or (following == TINY and 0.0 in wanted)
         number += len(points)
@@ -86,12 +76,11 @@ def test_every_case(mode: str) -> None:
     assert sum(check(build_graph(trace), mode) for trace in cases().values()) > 200
 
 
-@pytest.mark.parametrize("semantics", list(JUDGES))
-def test_every_reading(semantics: str) -> None:
-    base, _, scope = semantics.partition(":")
-    layout = Grid.product(0, 0, 0, base, ledger=scope or "request").layout
+@pytest.mark.parametrize("reading", READINGS)
+def test_every_reading(reading: Reading) -> None:
+    layout = layout_of(reading.semantics)
     names = ("ties everywhere", "arbitrary floats", "ragged K with 0", "tie", "sums that round")
-    number = sum(check(build_graph(cases()[name], layout), "aligned", semantics, compiled=False) for name in names)
+    number = sum(check(build_graph(cases()[name], layout), "aligned", reading, compiled=False) for name in names)
     assert number > 20
 
 
@@ -100,10 +89,10 @@ def test_all_of_them_are_found(seed: int) -> None:
     """Regrets are multiples of 1/8, so changes can only be at multiples of 1/8: try every one."""
     graph = build_graph(MemoryTrace(toy_requests(seed, requests=2, ks=(5,), limit=25, grain=0.125, extra=25)))
     for mode in MODES:
-        for (gate, cap), points in zip(PAIRS, breakpoints_of(graph, PAIRS, OFF_TRACE[mode], "paper"), strict=True):
-            expected, before = [], decisions(graph, 0.0, gate, cap, mode, "paper")
+        for (gate, cap), points in zip(PAIRS, breakpoints_of(graph, PAIRS, OFF_TRACE[mode], PAPER), strict=True):
+            expected, before = [], decisions(graph, 0.0, gate, cap, mode)
             for budget in [TINY, *(np.arange(1, 900) / 8).tolist()]:
-                here = decisions(graph, budget, gate, cap, mode, "paper")
+                here = decisions(graph, budget, gate, cap, mode)
                 differs = [[visit[:3] for visit in met] for met in here] != [
                     [visit[:3] for visit in met] for met in before
                 ]
@@ -116,19 +105,19 @@ def test_all_of_them_are_found(seed: int) -> None:
 def test_compiled_and_python_and_threads_agree() -> None:
     graph = build_graph(cases()["arbitrary floats"])
     for mode in MODES:
-        one = breakpoints_of(graph, PAIRS, OFF_TRACE[mode], "paper", threads=1)
+        one = breakpoints_of(graph, PAIRS, OFF_TRACE[mode], PAPER, threads=1)
         for other in (
-            breakpoints_of(graph, PAIRS, OFF_TRACE[mode], "paper", threads=2),
-            breakpoints_of(graph, PAIRS, OFF_TRACE[mode], "paper", compiled=False),
+            breakpoints_of(graph, PAIRS, OFF_TRACE[mode], PAPER, threads=2),
+            breakpoints_of(graph, PAIRS, OFF_TRACE[mode], PAPER, compiled=False),
         ):
             assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("semantics", list(JUDGES))
-def test_the_turning_point_is_the_smallest_budget(semantics: str) -> None:
+@pytest.mark.parametrize("reading", READINGS)
+def test_the_turning_point_is_the_smallest_budget(reading: Reading) -> None:
     rng = np.random.default_rng(0)
-    turn = rule.bind(turning_point, judge=JUDGES[semantics])
-    judge, turned = JUDGES[semantics], 0
+    judge, turned = rule.judge_of(reading), 0
+    turn = rule.bind(turning_point, judge=judge)
     for _ in range(500):
         spent, before = rng.choice([0.0, 1e-9, 0.3, 7.1, 1e9, 1e-300, 1e308], 2) * rng.random(2)
         charge = before + rng.choice([0.0, 1e-12, 0.1, 1.7, 1e9])
@@ -169,18 +158,18 @@ def test_rows_are_those_of_replay() -> None:
 def test_what_is_too_much_is_said() -> None:
     graph = build_graph(cases()["arbitrary floats"])
     with pytest.raises(UsageError, match=r"more than 5 breakpoints in B; stopped at g=.* such as --B exact:"):
-        breakpoints_of(graph, PAIRS, 2, "paper", most=5)
+        breakpoints_of(graph, PAIRS, 2, PAPER, most=5)
     monkey = pytest.MonkeyPatch()
     monkey.setattr(breakpoints, "CHUNK", 4)
     try:
         with pytest.raises(UsageError, match="not found within 0 s"):
-            breakpoints_of(graph, PAIRS, 2, "paper", seconds=0.0)
+            breakpoints_of(graph, PAIRS, 2, PAPER, seconds=0.0)
         with pytest.raises(UsageError, match="more than 5 breakpoints"):
-            breakpoints_of(graph, PAIRS, 2, "paper", most=5)
-        chunked = breakpoints_of(graph, PAIRS, 2, "paper")
+            breakpoints_of(graph, PAIRS, 2, PAPER, most=5)
+        chunked = breakpoints_of(graph, PAIRS, 2, PAPER)
     finally:
         monkey.undo()
-    whole = breakpoints_of(graph, PAIRS, 2, "paper")
+    whole = breakpoints_of(graph, PAIRS, 2, PAPER)
     assert all(np.array_equal(a, b) for a, b in zip(chunked, whole, strict=True))
     for change, message in (
         ({"off_trace": "pooled"}, "no breakpoints in B under off-trace mode pooled"),

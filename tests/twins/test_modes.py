@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asdsim.rules.asd import Reading
 from asdsim.trace.graph import build_graph
 from asdsim.walk.breakpoints import breakpoints_of
 from asdsim.walk.prepared import prepare
@@ -46,7 +47,7 @@ def digest(names: list[str] | None = None) -> str:
                 for other in found[1:]:
                     assert np.array_equal(values, other[figure], equal_nan=values.dtype.kind == "f"), (name, mode)
                 sum_of_all.update(np.ascontiguousarray(values).tobytes())
-            for points in breakpoints_of(graph, [(0.4, 2.0), (np.inf, np.inf)], OFF_TRACE[mode], "paper", threads=2):
+            for points in breakpoints_of(graph, [(0.4, 2.0), (np.inf, np.inf)], OFF_TRACE[mode], Reading(), threads=2):
                 sum_of_all.update(points.tobytes())
     return sum_of_all.hexdigest()
 
@@ -92,7 +93,7 @@ def test_a_read_only_install_without_a_home_works(tmp_path: Path) -> None:
     script = (
         "import os, sys; sys.path.insert(0, os.getcwd())\n"
         "import asdsim; assert asdsim.__file__.startswith(os.getcwd()), asdsim.__file__\n"
-        "from asdsim.walk import compiled, cpu; cpu.kernel('paper')\n"
+        "from asdsim.rules.asd import Reading; from asdsim.walk import compiled, cpu; cpu.kernel(Reading())\n"
         "from tests.twins.test_modes import digest; print(digest(['tie', 'strict path only']))\n"
     )
     folders = [folder for folder in (install, *install.rglob("*")) if folder.is_dir()]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asdsim.records import MemoryTrace
-from asdsim.rules.asd import JUDGES
+from asdsim.rules.asd import Reading
 from asdsim.rules.settings import Grid
 from asdsim.stats import masked_quantile
 from asdsim.trace.graph import Graph, build_graph
@@ -15,7 +15,7 @@ from asdsim.walk.axes import axes_of
 from asdsim.walk.prepared import prepare
 from asdsim.walk.sweep import sweep, sweep_graph, walk_grid
 from tests.support.toygraph import toy_requests
-from tests.twins.cases import INF, MODES, cases, grid, random_trace, small_grid
+from tests.twins.cases import INF, MODES, READINGS, cases, grid, random_trace, small_grid
 
 
 def by_pairs(graph: Graph, settings: Grid, mode: str) -> dict[str, np.ndarray]:
@@ -57,28 +57,26 @@ def test_random_traces() -> None:
     assert lanes >= 8, "too few of these traces can be walked by lanes"
 
 
-def semantics_grid(semantics: str) -> Grid:
-    base, _, scope = semantics.partition(":")
-    made = Grid.product([0, 0.125, 0.5, 1.3, INF], [0, 0.125, INF], [0, 1, INF], base, ledger=scope or "request")
-    assert made.semantics == semantics
-    return made
+def grid_of(reading: Reading) -> Grid:
+    axes = [0, 0.125, 0.5, 1.3, INF], [0, 0.125, INF], [0, 1, INF]
+    return Grid.product(*axes, reading.semantics, ledger=reading.ledger)
 
 
-@pytest.mark.parametrize("semantics", ["dspark", "lightllm"])
-def test_semantics_compiled(semantics: str) -> None:
-    """The one whose judge looks at the charge before a mismatch, and the one with a ledger in float32."""
+@pytest.mark.parametrize("reading", [Reading("dspark"), Reading("lightllm"), Reading("core", "block")])
+def test_readings_compiled(reading: Reading) -> None:
+    """A judge that looks at the charge before a mismatch, a ledger in float32, and one that starts anew."""
     for name in ("ties everywhere", "arbitrary floats", "strict path only", "ragged K with 0", "tie"):
-        check(cases()[name], semantics_grid(semantics))
+        check(cases()[name], grid_of(reading))
 
 
-@pytest.mark.parametrize("semantics", list(JUDGES))
-def test_semantics_as_python(semantics: str) -> None:
+@pytest.mark.parametrize("reading", READINGS)
+def test_readings_as_python(reading: Reading) -> None:
     for name in ("ties everywhere", "arbitrary floats", "ragged K with 0", "tie"):
-        graph = build_graph(cases()[name], semantics_grid(semantics).layout)
+        graph = build_graph(cases()[name], grid_of(reading).layout)
         for mode in MODES:
-            expected = as_python(graph, semantics_grid(semantics), mode)
+            expected = as_python(graph, grid_of(reading), mode)
             for by in ways(graph, mode):
-                found = sweep_graph(graph, semantics_grid(semantics), off_trace=mode, device="python", by=by)
+                found = sweep_graph(graph, grid_of(reading), off_trace=mode, device="python", by=by)
                 assert_same(expected, found)
 
 

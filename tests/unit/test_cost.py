@@ -14,7 +14,7 @@ from asdsim.evaluate.cost import CostModel, Linear, fit_trace, from_rows, read_c
 from asdsim.trace.covered import covered_settings
 from asdsim.trace.graph import build_graph
 from asdsim.walk import request as columns
-from asdsim.walk.path import path_of
+from asdsim.walk.path import visits
 from asdsim.walk.sweep import walk_grid
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
@@ -56,7 +56,7 @@ def test_even_spread_of_steps_is_close_to_the_steps_themselves(name: str) -> Non
     for n in range(0, len(grid), 5):
         total = 0.0
         for r in range(graph.num_requests):
-            for visit in path_of(graph, grid.policy(n), r)[0]:
+            for visit in visits(graph, grid.policy(n), r)[0]:
                 width, start = int(graph.drafted[visit.step]), int(graph.start[visit.step])
                 part = model.step if start else model.first.at
                 total += float(part(width, prompts[r] + start)) * 1e-6

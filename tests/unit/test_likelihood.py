@@ -13,7 +13,7 @@ from asdsim.records import MemoryTrace
 from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.covered import covered_settings
 from asdsim.trace.graph import build_graph, edge_tokens_of
-from asdsim.walk.path import path_of
+from asdsim.walk.path import visits
 from asdsim.walk.sweep import walk_grid
 from tests.support.toygraph import toy_requests
 
@@ -43,17 +43,17 @@ def test_sums_are_those_of_the_tokens_one_by_one() -> None:
     seen = 0
     for r in range(graph.num_requests):
         for policy in (STRICT, Grid.product(3, 2, 2).policy(0), Grid.product(50, 50, "inf").policy(0)):
-            visits, exact = path_of(graph, policy, r)
+            walk, exact = visits(graph, policy, r)
             steps = trace.steps_of(graph.request_ids[r])
             first = int(np.searchsorted(trace.step_request, r))
             logprob = best = 0.0
-            for visit in visits:
+            for visit in walk:
                 step = steps[visit.step - first]
                 for i in range(visit.tokens):
                     top = float(step.top_logits[i, 0]) - float(step.logsumexp[i])
                     best += top
                     logprob += float(step.draft_logits[i]) - float(step.logsumexp[i]) if i < visit.accepted else top
-            edge = visits[-1].edge
+            edge = walk[-1].edge
             assert table.logprob[edge] == pytest.approx(logprob, abs=1e-9)
             assert table.best[edge] == pytest.approx(best, abs=1e-9)
             assert np.frombuffer(table.output(edge), "<i4").tolist() == edge_tokens_of(trace, graph, edge)

@@ -59,3 +59,17 @@ def test_refuses_what_is_no_regret(regret):
 
 def test_a_judge_refuses_nan():
     assert rule.judge_paper(math.nan, 0.0, math.nan, 1, 0.0, INF, INF, INF) == rule.GATE
+
+
+def test_core_adds_its_tolerance_to_what_is_left():
+    """C <= (B - s) + 1e-9 in this order: s + C <= B + 1e-9 would accept this mismatch."""
+    spent, budget, regret = 0.12, 1.0, 0.8800000010000001
+    assert spent + regret <= budget + 1e-9 and not regret <= (budget - spent) + 1e-9
+    assert rule.decide(*block([regret]), 1, spent, budget, INF, 1.0, "core") == (0, 0.0, 0, rule.BUDGET)
+    assert rule.decide(*block([0.88]), 1, spent, budget, INF, 1.0, "core") == (1, 0.88, 1, rule.ACCEPT)
+
+
+def test_a_block_ledger_knows_nothing_of_blocks_before():
+    judge = rule.judge_of(rule.Reading("paper", "block"))
+    assert judge(0.1, 0.0, 1.0, 1, 5.0, 1.0, INF, INF) == rule.ACCEPT
+    assert rule.judge_paper(0.1, 0.0, 1.0, 1, 5.0, 1.0, INF, INF) == rule.BUDGET
