@@ -5,6 +5,7 @@
 #   make gpu       the checks that need a CUDA device
 #   make bench     timings beside plain Python, torch and numpy (make micro: of the walk's pieces)
 #   make docs      the site, in docs/_build; a warning or a broken link between pages is an error
+#   make mutants   would the tests notice small changes of meaning (some ten minutes; MUTANTS="studies cli" for a part)
 #   make statistics  do intervals cover the truth as often as they say (a minute)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -31,7 +32,7 @@ test gpu statistics: export HF_DATASETS_OFFLINE := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint docs figures gpu bench micro statistics clean
+.PHONY: help demo test lint docs figures gpu bench micro mutants statistics clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -59,6 +60,9 @@ gpu: $(DEV_READY)
 
 statistics: $(DEV_READY)
 	$(BIN)/python -m pytest tests/statistics -s -o python_files='check_*.py' $(PYTEST_ARGS)
+
+mutants: $(DEV_READY)
+	$(BIN)/python tests/mutants.py $(MUTANTS)
 
 bench: $(RUN_READY)
 	$(BIN)/asdsim bench

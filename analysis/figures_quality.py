@@ -21,7 +21,7 @@ import asdsim
 from asdsim import stats
 from asdsim.evaluate.cost import fit_trace
 from asdsim.evaluate.per_step import histograms, ledger_over_time, reach_by_position, reuse_curves, share_by_count
-from asdsim.evaluate.quality import judge
+from asdsim.evaluate.quality import Evaluator
 from asdsim.plots import draw as plots
 from asdsim.plots import quality as plots_quality
 from asdsim.rules.settings import STRICT, Policy
@@ -52,7 +52,7 @@ def main() -> None:
     made_from = json.loads(pq.read_schema(ACCURACY).metadata[b"asdsim"])
     if made_from["manifest_checksum"] != trace.manifest.checksum:
         raise SystemExit(f"{ACCURACY} belongs to another trace: run the command above again")
-    frame = judge(trace, covered_settings(trace), cost=fit_trace(trace)).frame().join(
+    frame = Evaluator(trace, cost=fit_trace(trace)).evaluate(covered_settings(trace)).frame().join(
         scored.select("B", "g", "M", "accuracy", "accuracy_low", "accuracy_high"), on=["B", "g", "M"], how="left",
         maintain_order="left",
     )  # fmt: skip
@@ -87,12 +87,13 @@ def main() -> None:
     )
 
     named, lengths, numbers = {}, {}, {}
+    evaluator = Evaluator(trace)
     for policy in SHOWN:
         name = "strict" if policy == STRICT else str(policy)
         counts = histograms(graph, policy)
         named[name] = share_by_count(counts, weights), *reach_by_position(counts, weights)
-        one = judge(trace, asdsim.rules.settings.Grid.of([policy]), figures=["mean_acceptance_length"], graph=graph)
-        lengths[name] = tuple(one.row(0)["mean_acceptance_length"])
+        quality = evaluator.evaluate(asdsim.rules.settings.Grid.of([policy]), figures=["mean_acceptance_length"])
+        lengths[name] = tuple(quality.row(0)["mean_acceptance_length"])
         parts = zip(("by_count", "by_position", "by_position_given_all_before"), named[name], strict=True)
         numbers[name] = {"mean_acceptance_length": lengths[name],
                          **{part: plots_quality.record_of(values) for part, values in parts}}  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 from asdsim.capture.cover import BatchRunner, FaithfulRunner, Job, Missing
 from asdsim.capture.reload import load_pair, recorder_of
 from asdsim.result import load
-from asdsim.trace.graph import prefix_tokens
+from asdsim.trace.tokens import prefix_tokens
 
 
 def main() -> None:
@@ -55,9 +55,8 @@ def main() -> None:
         list(batch(parents))  # what a cover under way holds: the KV of everything before the last committed token
         single = FaithfulRunner(*models, K, recorder, trace.steps_of, states=4 * len(jobs))
         for job in jobs:
-            single._after(job.request, single._steps.setdefault(
-                job.request.request_id, {s.step_id: s for s in trace.steps_of(job.request.request_id)}
-            ), job.missing.parent_step_id)  # fmt: skip
+            name = job.request.request_id
+            single._after(job, single._steps.setdefault(name, {s.step_id: s for s in trace.steps_of(name)}))
         t0 = time.perf_counter()
         together = list(batch(jobs))
         t1 = time.perf_counter()

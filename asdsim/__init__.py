@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 __all__ = ["AsdsimError", "Grid", "Policy", "Result", "Trace", "__version__", "load", "replay", "replay_breakpoints"]
 
 _HOMES = {
@@ -25,6 +23,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    __version__: str
     from .errors import AsdsimError
     from .result import Result, load, replay, replay_breakpoints
     from .rules.settings import Grid, Policy
@@ -33,6 +32,10 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: `asdsim --help` must not pay for numba, pyarrow and polars.
+    if name == "__version__":
+        from .provenance import version
+
+        return version()
     if name not in _HOMES:
         raise AttributeError(f"module 'asdsim' has no attribute {name!r}")
     from importlib import import_module
@@ -40,3 +43,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"asdsim.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
 
 class AsdsimError(Exception):
     """Base of every error that a user can cause.
@@ -32,6 +36,38 @@ class TraceError(AsdsimError):
 
 class CaptureError(AsdsimError):
     """A model, drafter, task or decoding step that cannot be recorded."""
+
+
+class Problems:
+    """Collects what several checks refuse, so that it can be said at once."""
+
+    def __init__(self) -> None:
+        self.errors: list[AsdsimError] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the error that is raised within."""
+        try:
+            yield
+        except AsdsimError as error:
+            self.errors.append(error)
+
+    def check(self, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
+        """Return what a function returns, None where it raises an error, which is noted."""
+        with self.noted():
+            return function(*values, **options)
+        return None
+
+    def end(self) -> None:
+        """Raise what was noted, several errors as one."""
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            raise UsageError("; ".join(dict.fromkeys(map(str, self.errors))))
+
+
+class EngineError(AsdsimError):
+    """An inference engine that cannot do what was asked of it, or that does something else."""
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> UsageError:

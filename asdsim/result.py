@@ -7,25 +7,30 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import UsageError, unknown_name
-from .evaluate.figures import COLUMNS
+from .errors import UsageError
+from .evaluate.figures import COLUMNS, baseline_of
 from .evaluate.outputs import Outputs, outputs_of
+from .files import plain
 from .oracle import walk as reference
 from .oracle.rules import ALLOWS
-from .records import FORBIDDEN_LOGIT, StepRecord
-from .rules.scoring import DEFAULT, Layout, uniform
+from .provenance import trace_source
+from .records import StepRecord
+from .rules.scoring import DEFAULT, Layout, regrets_of, uniform
 from .rules.settings import Grid, check_value, rule_grids
-from .trace.graph import Graph, build_graph, edge_tokens_of
+from .trace.covered import covered_like
+from .trace.graph import Graph, build_graph
 from .trace.reader import Trace, read_trace
+from .trace.tokens import edge_tokens, prefix_tokens
 from .walk import request as columns
-from .walk.estimate import DRAWS, pooled_graph
+from .walk.estimate import DRAWS, drawn_walks, pooled_graph
+from .walk.off_trace import OFF_TRACE, WALKED, off_trace_code, off_trace_mode
 from .walk.path import visits
-from .walk.sweep import OFF_TRACE, Walks, choose_device, sweep, sweep_graph, walk_grid
+from .walk.sweep import Walks, choose_device, sweep, sweep_graph, walk_grid
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
     from .evaluate.quality import Quality
 
 Axis = float | str | Iterable[float]
+
+DEFAULT_AXES: dict[str, Any] = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
+"""What is replayed where no setting is named and none is covered."""
 
 
 def load(path: str | Path) -> Trace:
@@ -81,6 +89,11 @@ class Result:
     def __len__(self) -> int:
         return len(self.grid)
 
+    @property
+    def has_intervals(self) -> bool:
+        """Whether there is a walk for each request, known with its last edge: not so for pooled and the oracle."""
+        return OFF_TRACE[self.off_trace].has_walks and self.device != "reference"
+
     def frame(self) -> pl.DataFrame:
         """Return the rows as a polars frame, with the columns of :data:`asdsim.evaluate.figures.COLUMNS` in order."""
         import polars as pl
@@ -100,6 +113,7 @@ class Result:
             "M": self.grid.cap if asd else none,
             "parameters": pl.Series(parameters, dtype=pl.String),
             "off_trace": pl.Series([self.off_trace] * len(self), dtype=pl.String),
+            "baseline": pl.Series([baseline_of(self.grid.semantics)] * len(self), dtype=pl.String),
             **{name: values for name, values in self.columns.items() if name != "acceptance_histogram"},
             "acceptance_histogram": pl.Series(histogram).arr.to_list(),
         }
@@ -116,19 +130,22 @@ class Result:
         """
         rows = self.frame().to_dicts()
         for n, row in enumerate(rows):
-            for name in ("B", "B_to", "g", "M"):
-                if row.get(name) is not None and np.isinf(row[name]):
-                    row[name] = "inf"
             if self.grid.params:
                 row["parameters"] = dict(self.grid.params[n])
             else:
-                row["parameters"] = dict(part.split("=") for part in row["parameters"].split())
-        return rows
+                row["parameters"] = dict(item.split("=") for item in row["parameters"].split())
+        return cast("list[dict[str, Any]]", plain(rows))
 
     def pareto(self, gain: str = "mean_acceptance_length", risk: str = "regret_spent_mean") -> pl.DataFrame:
         """Return the settings that no other one beats: more ``gain`` for no more ``risk``, sorted by risk.
 
-        Rows whose ``exact_share`` is below 1 compete only where no row is exact, since they stand on other requests.
+        Where some row is exact only exact rows compete. Estimates compete with each other where none is; means over
+        the requests that stayed on the trace never do, since each row has its own.
+
+        Raises
+        ------
+        UsageError
+            On an unknown figure; where walks stop off the trace and no row is exact.
         """
         import polars as pl
 
@@ -136,8 +153,14 @@ class Result:
             if name not in COLUMNS or name == "acceptance_histogram":
                 raise UsageError(f"no figure is called {name!r}", fix=f"choose from: {', '.join(COLUMNS)}")
         frame = self.frame()
-        if (frame["exact_share"] == 1.0).any():
-            frame = frame.filter(pl.col("exact_share") == 1.0)
+        if frame["exact"].any() or not OFF_TRACE[self.off_trace].estimate:
+            frame = frame.filter("exact")
+        if frame.is_empty():
+            raise UsageError(
+                "no setting is exact, and means over the requests that stayed on the trace cannot be compared",
+                where=str(self.trace.path),
+                fix="run asdsim cover for these settings, or replay with off_trace='pooled'",
+            )
         frame = frame.drop_nulls([gain, risk]).sort([risk, gain], descending=[False, True], maintain_order=True)
         return frame.filter(pl.col(gain) > pl.col(gain).cum_max().shift(1).fill_null(-np.inf))
 
@@ -156,9 +179,11 @@ class Result:
         Raises
         ------
         UsageError
-            If that walk left the trace, so that its output is not known; on a replay by the oracle.
+            If that walk left the trace, so that its output is not known; on a replay by the oracle; on a setting or
+            request that is not there.
         """
         self._need_edges()
+        self._check(setting, request)
         walks = self._all_walks
         if not walks.exact[setting, request]:
             name = self.graph.request_ids[request]
@@ -167,7 +192,7 @@ class Result:
                 fix="its walk meets a prefix that was not captured: run asdsim cover for this setting",
             )
         edge = int(walks.edge[setting, request])
-        return [] if edge < 0 else edge_tokens_of(self.trace, self.graph, edge)
+        return [] if edge < 0 else edge_tokens(self.trace, self.graph, edge)
 
     def outputs(self) -> Outputs:
         """Return the distinct outputs of each request, and which one every setting got.
@@ -186,6 +211,12 @@ class Result:
         if self.device == "reference":
             raise UsageError("the reference walk names no outputs", fix="replay on --device cpu or cuda")
 
+    def _check(self, setting: int, request: int) -> None:
+        for noun, number, size in (("setting", setting, len(self)), ("request", request, self.graph.num_requests)):
+            if not 0 <= number < size:
+                fix = f"{noun}s are numbered 0 to {size - 1}" if size else f"there is no {noun}"
+                raise UsageError(f"no {noun} {number}", where=str(self.trace.path), fix=fix)
+
     def margin(self, setting: int, request: int) -> float:
         """Return how close one walk passed to a near-tie, in logits (see below for regret as probability).
 
@@ -199,8 +230,9 @@ class Result:
         Raises
         ------
         UsageError
-            If the walk left the trace.
+            If the walk left the trace; on a setting or request that is not there.
         """
+        self._check(setting, request)
         steps, exact = visits(self.graph, self.grid.policy(setting), request)
         if not exact:
             raise UsageError(
@@ -216,19 +248,21 @@ class Result:
         Parameters
         ----------
         **options
-            ``cost``, ``scorer``, ``figures``, ``resamples`` and ``seed`` of :func:`asdsim.evaluate.quality.judge`; for
-            example ``cost=asdsim.evaluate.cost.fit_trace(trace)``.
+            ``cost``, ``scorer``, ``resamples`` and ``seed`` of :class:`asdsim.evaluate.quality.Evaluator`, for example
+            ``cost=asdsim.evaluate.cost.fit_trace(trace)``; and ``figures`` of its ``evaluate``.
 
         Raises
         ------
         UsageError
             On a replay that has no single walk for each request: pooled estimates, or the oracle.
         """
-        from .evaluate.quality import judge
+        from .evaluate.quality import Evaluator
 
-        if self.off_trace == "pooled" or self.device == "reference":
+        if not self.has_intervals:
             raise UsageError("these figures have no interval of this kind", fix="replay on --device cpu, not pooled")
-        return judge(self.trace, self.grid, off_trace=self.off_trace, device=self.device, graph=self.graph, **options)
+        figures = options.pop("figures", None)
+        evaluator = Evaluator(self.trace, device=self.device, graphs={self.grid.layout: self.graph}, **options)
+        return evaluator.evaluate(self.grid, figures=figures, off_trace=self.off_trace)
 
     def write(self, path: str | Path, provenance: dict[str, Any] | None = None) -> None:
         """Write the rows to Parquet, whole or not at all; ``provenance`` goes into the file's metadata.
@@ -241,12 +275,8 @@ class Result:
 
     def provenance(self) -> dict[str, Any]:
         """Return what the rows were made from."""
-        from . import __version__
-
         return {
-            "asdsim": __version__,
-            "trace": str(self.trace.path),
-            "manifest_checksum": self.trace.manifest.checksum,
+            **trace_source(self.trace),
             "off_trace": self.off_trace,
             "rule": self.grid.layout.rule,
             "semantics": self.grid.semantics,
@@ -262,7 +292,7 @@ class Result:
         return plots.acceptance_heatmap(self.frame(), **options)
 
     def __repr__(self) -> str:
-        exact = int((self.columns["exact_share"] == 1.0).sum())
+        exact = int(self.columns["exact"].sum())
         return (
             f"Result({len(self)} settings of {self.grid.layout.rule} on {self.graph.num_requests} requests of "
             f"{self.trace.path}, {exact} exact, off_trace={self.off_trace!r})"
@@ -284,13 +314,16 @@ def replay(
     value: str = "",
     ledger: str = "request",
     gate: bool = True,
-    off_trace: str = "stop",
+    off_trace: str | None = None,
     device: str = "auto",
     threads: int = 0,
     progress: Callable[[int], None] | None = None,
     **params: Any,
 ) -> Result:
     """Walk a trace under every combination of B, g and M, or of another rule's parameters.
+
+    Without B, g and M: under the settings that the trace is covered for, which are exact; where none is covered, under
+    :data:`DEFAULT_AXES` by ``pooled`` estimates.
 
     Parameters
     ----------
@@ -307,11 +340,12 @@ def replay(
     **params
         Parameters of another rule, such as ``theta=[.8, .9]``; only its knob may take several values (see
         :func:`replay_grid` for the rest).
-    off_trace : {"stop", "aligned", "recorded", "pooled"}
-        At a prefix that was not captured: drop the request from that setting (and from its strict baseline), go on at
-        the captured step nearest to the position reached, go on with the next captured step, or go on with steps drawn
-        as :mod:`asdsim.walk.estimate` says (counts are then averages over draws, rounded). The last three are
-        estimates; ``exact_share`` tells for how many requests nothing was estimated.
+    off_trace : {"stop", "aligned", "recorded", "pooled"}, optional
+        ``stop`` unless said otherwise. At a prefix that was not captured: drop the request from that setting, which is
+        then not exact and has neither a gain nor an interval; go on at the captured step nearest to the position
+        reached; go on with the next captured step; or go on with steps drawn as :mod:`asdsim.walk.estimate` says
+        (counts are then averages over draws, rounded). The last three are estimates; ``exact_share`` tells for how
+        many requests nothing was estimated.
     device : {"auto", "cpu", "cuda", "reference", "python"}
         All give equal results; ``reference`` is the slow oracle, ``python`` the kernels' sources uncompiled.
     threads : int
@@ -326,21 +360,25 @@ def replay(
     Raises
     ------
     UsageError
-        On a setting, mode or device that cannot be meant.
+        On an invalid setting, mode or device.
     TraceError
         If the trace cannot be trusted.
     """
+    how: dict[str, Any] = {"device": device, "threads": threads, "progress": progress}
     if rule == "asd":
         if params:
             raise UsageError(f"rule asd has no parameter {next(iter(params))}", fix="its parameters are B, g and M")
-        if B is None and ledger == "none":
-            B = float("inf")
-        if g is None and not gate:
-            g = float("inf")
+        varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger, "gate": gate}
+        if B is None and g is None and M is None:
+            trace = trace if isinstance(trace, Trace) else load(trace)
+            grid, mode = default_settings(trace, semantics=semantics, **varied)
+            return replay_grid(trace, grid, off_trace=off_trace or mode, **how)
+        B = math.inf if B is None and ledger == "none" else B
+        g = math.inf if g is None and not gate else g
         missing = [name for name, axis in (("B", B), ("g", g), ("M", M)) if axis is None]
         if B is None or g is None or M is None:
-            raise UsageError(f"no value for {', '.join(missing)}", fix="rule asd needs B, g and M")
-        grids = [Grid.product(B, g, M, semantics, regret=regret, value=value, ledger=ledger, gate=gate)]
+            raise UsageError(f"no value for {', '.join(missing)}", fix="rule asd needs B, g and M, or none of them")
+        grids = [Grid.product(B, g, M, semantics, **varied)]
     else:
         grids = rule_grids(rule, params)
     if len(grids) > 1:
@@ -348,7 +386,21 @@ def replay(
             f"rule {rule}: these parameters lay the trace out in {len(grids)} ways",
             fix="replay each by replay_grid(trace, grid) for grid in rule_grids(rule, parameters)",
         )
-    return replay_grid(trace, grids[0], off_trace=off_trace, device=device, threads=threads, progress=progress)
+    return replay_grid(trace, grids[0], off_trace=off_trace or "stop", **how)
+
+
+def default_settings(trace: Trace, **varied: Any) -> tuple[Grid, str]:
+    """Return what is replayed where no setting is named, and what then happens off the trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    **varied
+        ``semantics`` and the variations of ASD, as for :meth:`asdsim.rules.settings.Grid.product`.
+    """
+    grid = Grid.product(**DEFAULT_AXES, **varied)
+    covered = covered_like(trace, grid)
+    return (grid, "pooled") if covered is None else (covered, "stop")
 
 
 def replay_grid(
@@ -365,26 +417,32 @@ def replay_grid(
 
     ``note`` is called with a line for the user where a kernel has to be compiled first.
     """
-    if off_trace not in (*OFF_TRACE, "pooled"):
-        raise unknown_name("off-trace mode", str(off_trace), [*OFF_TRACE, "pooled"])
+    mode = off_trace_mode(off_trace)
     chosen = choose_device(device)
     source = trace if isinstance(trace, Trace) else load(trace)
     graph = build_graph(source, grid.layout)
+    name = off_trace if mode.has_walks else "stop"
+
+    def walk_on(layout: Layout, part: Grid) -> Walks:
+        where = graph if layout == grid.layout else build_graph(source, layout)
+        if chosen == "reference":
+            return reference_walks(source, where, replace(part, layout=layout), name)
+        return walk_grid(where, part, off_trace=name, device=chosen, threads=threads)
 
     def walk(part: Grid) -> Walks:
-        mode = "stop" if off_trace == "pooled" else off_trace
-        if chosen == "reference":
-            return reference_walks(source, graph, replace(part, layout=grid.layout), mode)
-        return walk_grid(graph, part, off_trace=mode, device=chosen, threads=threads)
+        return walk_on(grid.layout, part)
 
-    if off_trace == "pooled":
-        figures = _pooled_figures(graph, grid, chosen, threads, progress)
+    # A rule that cuts blocks is compared with strict matching on whole ones.
+    strict = walk_on(DEFAULT, grid.strict) if grid.layout.width else None
+    if not mode.has_walks:
+        figures = _pooled_figures(graph, grid, strict or walk(grid.strict), chosen, threads, progress)
     elif chosen in ("reference", "python"):
-        figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
+        figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, strict=strict, progress=progress)
     else:
         figures = sweep_graph(
-            graph, grid, off_trace=off_trace, device=chosen, threads=threads, progress=progress, note=note
-        )
+            graph, grid, off_trace=off_trace, device=chosen, threads=threads, strict=strict, progress=progress,
+            note=note,
+        )  # fmt: skip
     return Result(source, graph, grid, off_trace, chosen, figures, _walker=walk)
 
 
@@ -442,14 +500,12 @@ def replay_grid_breakpoints(
 
     if grid.layout.rule != "asd":
         raise UsageError(f"rule {grid.layout.rule} has no budget, so no breakpoints in it")
-    if off_trace == "pooled":
+    if not off_trace_mode(off_trace).has_walks:
         raise UsageError(
-            "no breakpoints in B under off-trace mode pooled: its figures are averages over many random continuations, "
-            "and no one B decides them",
-            fix=f"take {', '.join(OFF_TRACE)}, or name the budgets to replay in place of exact",
+            f"no breakpoints in B under off-trace mode {off_trace}: its figures are averages over many random "
+            "continuations, and no one B decides them",
+            fix=f"take {', '.join(WALKED)}, or name the budgets to replay in place of exact",
         )
-    if off_trace not in OFF_TRACE:
-        raise unknown_name("off-trace mode", str(off_trace), list(OFF_TRACE))
     chosen = choose_device(device)
     if chosen == "reference":
         raise UsageError("the reference walk finds no breakpoints", fix="use --device cpu or cuda")
@@ -457,12 +513,12 @@ def replay_grid_breakpoints(
     source = trace if isinstance(trace, Trace) else load(trace)
     graph = build_graph(source, grid.layout)
     pairs = list(zip(grid.gate.tolist(), grid.cap.tolist(), strict=True))
-    found = breakpoints_of(
-        graph, pairs, OFF_TRACE[off_trace], grid.reading, upper=upper, threads=threads,
+    thresholds = breakpoints_of(
+        graph, pairs, off_trace_code(off_trace), grid.reading, upper=upper, threads=threads,
         compiled=chosen != "python", progress=progress, note=note,
     )  # fmt: skip
     results = []
-    for points, (gate, cap) in zip(found, pairs, strict=True):
+    for points, (gate, cap) in zip(thresholds, pairs, strict=True):
         budgets = np.append(0.0, points)
         number = len(budgets)
         axes = {"B": budgets.tolist(), "g": [gate], "M": [cap]}
@@ -484,47 +540,46 @@ def write_results(results: list[Result], path: str | Path) -> None:
 
 
 def _pooled_figures(
-    graph: Graph, grid: Grid, device: str, threads: int, progress: Callable[[int], None] | None
+    graph: Graph, grid: Grid, strict: Walks, device: str, threads: int, progress: Callable[[int], None] | None
 ) -> dict[str, npt.NDArray[Any]]:
-    """Average the figures of many random continuations; the exact share is that of the graph itself."""
+    """Return the figures of many random continuations, counts as averages over draws; rows that are exact as walked."""
     if device == "reference":
         raise UsageError("the reference walk has no pooled estimate", fix="use --device cpu or cuda")
     pooled = pooled_graph(graph)
-
-    def drawn(part: Grid) -> Walks:
-        return walk_grid(pooled, part, off_trace="aligned", device=device, threads=threads)
+    how: dict[str, Any] = {"device": device, "threads": threads}
 
     def true(part: Grid) -> Walks:
-        return walk_grid(graph, part, device=device, threads=threads)
+        return walk_grid(graph, part, **how)
 
-    figures = sweep(drawn, grid, pooled.num_requests, off_trace="aligned", progress=progress)
-    exact = sweep(true, grid, graph.num_requests, off_trace="stop")
+    def drawn(part: Grid) -> Walks:
+        return drawn_walks(graph, pooled, part, true(part), **how)
+
+    every = Walks(
+        np.tile(strict.counts, (1, DRAWS, 1)), np.tile(strict.spent, (1, DRAWS)), np.tile(strict.edge, (1, DRAWS)),
+        strict.histogram,
+    )  # fmt: skip
+    figures = sweep(drawn, grid, pooled.num_requests, off_trace="aligned", strict=every, progress=progress)
+    captured = sweep(true, grid, graph.num_requests, off_trace="stop", strict=strict)
     for name, values in figures.items():
         if values.dtype.kind in "iu":
             figures[name] = np.rint(values / DRAWS).astype(np.int64)
-        # An estimated walk ends with the strict output, an exact one where it ends.
-        whole = (exact["exact_share"] == 1.0).reshape(-1, *[1] * (values.ndim - 1))
-        figures[name] = np.where(whole, exact[name], figures[name])
-    return {**figures, "exact_share": exact["exact_share"], "requests": np.full(len(grid), graph.num_requests)}
+        whole = captured["exact"].reshape(-1, *[1] * (values.ndim - 1))
+        figures[name] = np.where(whole, captured[name], figures[name])
+    return figures
 
 
 def reference_blocks(trace: Trace, layout: Layout = DEFAULT) -> Iterator[dict[tuple[int, ...], reference.Block]]:
     """Yield, request by request, the steps as the oracle takes them: by the tokens generated before each."""
-    for request in trace.request_records():
+    for index, request in enumerate(trace.request_records()):
         blocks: dict[tuple[int, ...], reference.Block] = {}
-        by_id: dict[int, reference.Block] = {}
-        for step in trace.steps_of(request.request_id):
-            prefix: tuple[int, ...] = ()
-            if step.parent_step_id >= 0:
-                parent, taken = by_id[step.parent_step_id], step.parent_accepted
-                prefix = (*parent.prefix, *parent.draft[:taken], parent.choice[taken])
+        first = int(np.searchsorted(trace.step_request, index))
+        for row, step in enumerate(trace.steps_of(request.request_id), start=first):
+            prefix = tuple(prefix_tokens(trace, row))
             best = step.top_logits[:, 0].astype(np.float64)
-            regret = best[: step.num_draft_tokens] - step.draft_logits.astype(np.float64)
-            regret[step.draft_logits == FORBIDDEN_LOGIT] = np.inf
+            regret = regrets_of(best[: step.num_draft_tokens], step.draft_logits)
             block = reference.Block(
                 prefix, step.draft_ids.tolist(), step.argmax_ids.tolist(), regret.tolist(), captured=step.wave == 0
             )
-            by_id[step.step_id] = block
             if layout.regret == "probability":
                 total = step.logsumexp.astype(np.float64).tolist()
                 pairs = zip(best.tolist(), step.draft_logits.astype(np.float64).tolist(), total, strict=False)
@@ -550,7 +605,7 @@ def _reference_rows(step: StepRecord, request_id: str, params: dict[str, Any]) -
         row: dict[str, Any] = {
             "rank": int(step.ranks[i]), "top_logits": step.top_logits[i].astype(np.float64).tolist(),
             "draft_logit": float(step.draft_logits[i]), "logsumexp": float(step.logsumexp[i]),
-            "entropy": float(step.entropy[i]), **{name: float(part[i]) for name, part in step.divergences.items()},
+            "entropy": float(step.entropy[i]), **{name: float(values[i]) for name, values in step.divergences.items()},
         }  # fmt: skip
         if step.draft_logprobs is not None:
             row["draft_logprob"] = float(step.draft_logprobs[i])
@@ -570,7 +625,7 @@ def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> W
     layout = grid.layout
     value = layout.value if layout.rule == "asd" else ""
     every = reference_blocks(trace, layout)
-    for one, (record, blocks) in enumerate(zip(trace.request_records(), every, strict=True)):
+    for request, (record, blocks) in enumerate(zip(trace.request_records(), every, strict=True)):
         for setting in range(number):
             policy = grid.policy(setting)
             allows = None
@@ -582,13 +637,13 @@ def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> W
                 eos=record.eos_ids if record.stop == "natural" else (), off_trace=off_trace,
                 semantics=grid.semantics, ledger=grid.ledger, value=value, allows=allows,
             )  # fmt: skip
-            row = counts[setting, one]
+            row = counts[setting, request]
             row[columns.STEPS], row[columns.DRAFTED] = len(out.accepted), sum(out.drafted)
             row[columns.ACCEPTED], row[columns.TOKENS] = sum(out.accepted), len(out.tokens)
             row[columns.RELAXED], row[columns.LEFT] = out.relaxed, out.left
             for reason in out.refused_by:
                 row[reasons[reason]] += 1
-            spent[setting, one] = out.spent
+            spent[setting, request] = out.spent
             if off_trace != "stop" or out.left == 0:
                 histogram[setting] += np.bincount(out.accepted, minlength=graph.max_draft + 1)
     return Walks(counts, spent, np.full((number, requests), -1, np.int64), histogram)

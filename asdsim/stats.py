@@ -7,7 +7,7 @@ baseline and figure sees the same draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,16 @@ import numpy.typing as npt
 from .errors import UsageError
 
 Floats = npt.NDArray[np.float64]
-Sums = Mapping[str, Floats]
-Statistic = Callable[[Sums], Floats]
+Totals = Mapping[str, Floats]
+"""Sums over requests, by column."""
+Statistic = Callable[[Totals], Floats]
 
 LEVEL = 0.95
 RESAMPLES = 2000
 FEW = 30
 """Under so many requests an interval is wide, and its own level no longer sure: reports say so."""
+MANY = 1000
+"""Over so many requests a ratio is resampled draw by draw: a matrix of weights would take gigabytes, and seconds."""
 FEWEST = 3
 """Under so many requests there is no interval: the resamples of two are two values and their mean."""
 
@@ -40,6 +43,22 @@ class Intervals:
     value: Floats
     low: Floats
     high: Floats
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Intervals:
+        """Return some of them, in the order given."""
+        return Intervals(self.value[rows], self.low[rows], self.high[rows])
+
+    def only(self, sure: npt.NDArray[np.bool_]) -> Intervals:
+        """Return the same values, with an interval only where ``sure`` (n,) is true."""
+        return Intervals(self.value, np.where(sure, self.low, np.nan), np.where(sure, self.high, np.nan))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Intervals]) -> Intervals:
+        """Return the parts one after another."""
+        value, low, high = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("value", "low", "high")
+        )
+        return cls(value, low, high)
 
 
 def resample_weights(requests: int, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
@@ -106,12 +125,22 @@ class Resampled:
 
 def ratio_interval(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> list[float] | None:
     """Return the ends of the interval of sum(above) / sum(below), both (R,) by request; None where there is none."""
-    if len(below) < FEWEST:
+    requests = len(below)
+    if requests < FEWEST:
         return None
-    found = Resampled({"above": above, "below": below}, resample_weights(len(below))).interval(
-        lambda of: of["above"] / of["below"]
-    )
-    return None if np.isnan(found.low[0]) else [float(found.low[0]), float(found.high[0])]
+    if requests <= MANY:
+        found = Resampled({"above": above, "below": below}, resample_weights(requests)).interval(
+            lambda of: of["above"] / of["below"]
+        )
+        low, high = found.low, found.high
+    else:
+        columns = np.stack([above, below]).astype(np.float64)  # (2, R)
+        whole = columns.sum(axis=1, keepdims=True)
+        rng = np.random.default_rng(0)
+        drawn = np.stack([columns[:, rng.integers(requests, size=requests)].sum(axis=1) for _ in range(RESAMPLES)])
+        ratios = [sums[0] / sums[1] for sums in (whole, drawn.T, whole - columns)]
+        low, high = bca(ratios[0], ratios[1][None], ratios[2][None], requests)
+    return None if np.isnan(low[0]) else [float(low[0]), float(high[0])]
 
 
 def bca(
@@ -255,16 +284,3 @@ def ratio(numerator: npt.NDArray[Any], denominator: npt.NDArray[Any]) -> npt.NDA
     """Return numerator / denominator, NaN where the denominator is 0."""
     out = np.full(np.broadcast_shapes(np.shape(numerator), np.shape(denominator)), np.nan)
     return np.divide(numerator, denominator, out=out, where=np.asarray(denominator) > 0)
-
-
-def masked_quantile(values: npt.NDArray[np.float64], keep: npt.NDArray[np.bool_], q: float) -> npt.NDArray[np.float64]:
-    """Return a linear quantile over the last axis of the kept values, NaN where none is kept."""
-    count = keep.sum(axis=-1)
-    ordered = np.sort(np.where(keep, values, np.inf), axis=-1)
-    place = q * np.maximum(count - 1, 0)
-    low = np.floor(place).astype(np.int64)
-    high = np.ceil(place).astype(np.int64)
-    at_low = np.take_along_axis(ordered, low[..., None], axis=-1)[..., 0]
-    at_high = np.take_along_axis(ordered, high[..., None], axis=-1)[..., 0]
-    with np.errstate(invalid="ignore"):
-        return np.where(count > 0, at_low + (place - low) * (at_high - at_low), np.nan)

@@ -17,7 +17,8 @@ import numpy as np
 import asdsim
 from asdsim.rules.settings import Grid
 from asdsim.trace.graph import Graph, build_graph
-from asdsim.walk.sweep import OFF_TRACE, cuda_missing, walk_grid
+from asdsim.walk.off_trace import WALKED
+from asdsim.walk.sweep import cuda_missing, walk_grid
 from tests.twins.cases import adversarial, random_trace, small_grid
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,7 +27,7 @@ RANDOM = 200
 
 def differs(graph: Graph, grid: Grid) -> str | None:
     """Name what differs between GPU and CPU, None where nothing does."""
-    for mode in OFF_TRACE:
+    for mode in WALKED:
         cpu = walk_grid(graph, grid, off_trace=mode, device="cpu")
         gpu = walk_grid(graph, grid, off_trace=mode, device="cuda")
         for name in ("counts", "spent", "edge", "histogram"):

@@ -47,11 +47,11 @@ def peak_bytes() -> int:
 
 def memory(requests: int, note: Callable[[str], None]) -> dict[str, int]:
     """Return the peak memory of the whole process that sweeps, in bytes: aggregated, and with per-request results."""
-    found = {}
+    measured = {}
     for kind in ("aggregated", "per_request"):
         note(f"peak memory: {kind}")
-        found[kind] = int(_run([sys.executable, "-c", SWEEP, str(requests), kind]))
-    return found
+        measured[kind] = int(_run([sys.executable, "-c", SWEEP, str(requests), kind]))
+    return measured
 
 
 def first_replay(trace: Path, note: Callable[[str], None]) -> dict[str, dict[str, float]]:
@@ -59,7 +59,7 @@ def first_replay(trace: Path, note: Callable[[str], None]) -> dict[str, dict[str
 
     From the start of Python to the end of the table, intervals included.
     """
-    found: dict[str, dict[str, float]] = {}
+    measured: dict[str, dict[str, float]] = {}
     for name, settings in GRIDS.items():
         note(f"first replay: {name}")
         with tempfile.TemporaryDirectory() as cache:
@@ -68,8 +68,8 @@ def first_replay(trace: Path, note: Callable[[str], None]) -> dict[str, dict[str
                 begin = time.perf_counter()
                 _run([sys.executable, "-m", "asdsim", "replay", str(trace), *settings], NUMBA_CACHE_DIR=cache)
                 seconds[kind] = time.perf_counter() - begin
-            found[name] = seconds
-    return found
+            measured[name] = seconds
+    return measured
 
 
 def _run(command: list[str], **environment: str) -> str:

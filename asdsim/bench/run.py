@@ -79,8 +79,8 @@ def run(*, quick: bool, requests: int = 1000, trace: Path | None = None, note: N
     """
     graph = synthetic_graph(requests, STEPS_PER_REQUEST, WIDTH)
     grid = sweep_grid()
-    note("recorded order: lanes")
-    sweep_graph(synthetic_graph(2, 3, WIDTH), grid, off_trace="recorded", threads=1, by="lanes", device="cpu")
+    note("recorded order: the kernel")
+    sweep_graph(synthetic_graph(2, 3, WIDTH), grid, off_trace="recorded", threads=1, by="recorded", device="cpu")
     seconds, figures = timed(lambda: recorded(graph, grid), times=3)
     ours = seconds / (graph.num_steps * len(grid))
     nanoseconds: dict[str, float | None] = {"cpu": ours * 1e9}
@@ -131,11 +131,11 @@ def recorded(graph: Graph, grid: Grid, threads: int = 1) -> dict[str, Any]:
 def _settings(grid: Grid, number: int) -> tuple[Grid, peers.Settings]:
     """Return a number of settings spread over a grid."""
     picked = np.linspace(0, len(grid) - 1, number).astype(int)
-    part = Grid.of([grid.policy(int(index)) for index in picked])
-    return part, (part.budget, part.gate, part.cap)
+    chosen = Grid.of([grid.policy(int(index)) for index in picked])
+    return chosen, (chosen.budget, chosen.gate, chosen.cap)
 
 
-def _check(name: str, graph: Graph, part: Grid, requests: int, found: tuple[Any, Any]) -> None:
+def _check(name: str, graph: Graph, settings: Grid, requests: int, theirs: tuple[Any, Any]) -> None:
     """Refuse a peer that counts something else: a ratio of different work says nothing."""
     cut = int(graph.path_ptr[requests])
     few = replace(
@@ -143,8 +143,8 @@ def _check(name: str, graph: Graph, part: Grid, requests: int, found: tuple[Any,
         step_request=graph.step_request[:cut], path_ptr=graph.path_ptr[: requests + 1],
         align_ptr=graph.align_ptr[: requests + 1],
     )  # fmt: skip
-    walks = walk_grid(few, part, off_trace="recorded", device="cpu", threads=1)
-    accepted, spent = found
+    walks = walk_grid(few, settings, off_trace="recorded", device="cpu", threads=1)
+    accepted, spent = theirs
     if not (np.array_equal(walks.counts[:, :, ACCEPTED].T, accepted) and np.array_equal(walks.spent.T, spent)):
         raise RuntimeError(f"{name} does not walk as the kernels do")
 
@@ -192,9 +192,9 @@ def time_numpy(graph: Graph, grid: Grid, quick: bool) -> float:
 def _time_sample(
     name: str, graph: Graph, grid: Grid, requests: int, number: int, walk: Callable[[peers.Settings], tuple[Any, Any]]
 ) -> float:
-    part, settings = _settings(grid, number)
-    seconds, found = timed(lambda: walk(settings), times=2)
-    _check(name, graph, part, requests, found)
+    chosen, settings = _settings(grid, number)
+    seconds, results = timed(lambda: walk(settings), times=2)
+    _check(name, graph, chosen, requests, results)
     return seconds / (requests * STEPS_PER_REQUEST * number)
 
 
@@ -232,7 +232,7 @@ def time_graph(trace: Path) -> dict[str, float | None]:
     pair_seconds, _ = timed(lambda: walk_grid(graph, grid, device="cpu", threads=1), times=3)
     return {
         "graph": each(graph, "stop", "auto"),
-        "recorded_path": each(path, "recorded", "lanes"),
+        "recorded_path": each(path, "recorded", "recorded"),
         "graph_pair_by_pair": pair_seconds / int(pairs.counts[:, :, STEPS].sum()) * 1e9,
     }
 

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from ..engines.protocol import Drafter, DrafterSession, Logits, Proposal, Target, TargetSession
 from ..records import MemoryTrace, RequestRecord, StepRecord
-from ..trace.graph import Graph, build_graph, edge_tokens_of
+from ..trace.graph import Graph, build_graph
+from ..trace.tokens import edge_tokens
 from .interrupt import uninterrupted
 from .loop import check_proposal
 from .record import Recorder, scan
@@ -274,7 +275,7 @@ def missing_prefixes(trace: MemoryTrace, graph: Graph, wanted: Wanted, rows: Seq
     for edge, weight in zip(wanted.edges.tolist(), wanted.weights.tolist(), strict=True):
         step, _ = graph.edge_of(edge)
         request = rows[int(graph.step_request[step])]
-        tokens = tuple(edge_tokens_of(trace, graph, edge))
+        tokens = tuple(edge_tokens(trace, graph, edge))
         other = found.get((request, tokens))
         if other is None:
             found[request, tokens] = Missing(
@@ -372,7 +373,7 @@ class FaithfulRunner:
         for job in jobs:
             name = job.request.request_id
             steps = self._steps.setdefault(name, {step.step_id: step for step in self._steps_of(name)})
-            verifying, drafting = self._after(job.request, steps, job.missing.parent_step_id)
+            verifying, drafting = self._after(job, steps)
             t0 = perf_counter()
             proposal = drafting.propose(job.prefix, self._width)
             t1 = perf_counter()
@@ -386,45 +387,35 @@ class FaithfulRunner:
             self._hold(name, step.step_id, verifying, drafting)
             yield step
 
-    def _after(
-        self, request: RequestRecord, steps: dict[int, StepRecord], step_id: int
-    ) -> tuple[TargetSession, DrafterSession]:
-        """Return sessions as live decoding leaves them after a step, free to be used up."""
-        chain: list[int] = []
-        at = step_id
-        while at >= 0 and (request.request_id, at) not in self._states:
-            chain.append(at)
-            at = steps[at].parent_step_id
-        if at >= 0:
-            self._states.move_to_end((request.request_id, at))
-            held = self._states[request.request_id, at]
+    def _after(self, job: Job, steps: dict[int, StepRecord]) -> tuple[TargetSession, DrafterSession]:
+        """Return sessions as live decoding leaves them after a job's parent, free to be used up."""
+        request, parent_id = job.request, job.missing.parent_step_id
+        chain: list[StepRecord] = []
+        step_id = parent_id
+        while step_id >= 0 and (request.request_id, step_id) not in self._states:
+            chain.append(steps[step_id])
+            step_id = steps[step_id].parent_step_id
+        if step_id >= 0:
+            self._states.move_to_end((request.request_id, step_id))
+            held = self._states[request.request_id, step_id]
             verifying = held[0].fork()
             drafting = held[1].fork_beside(verifying)
         else:
             verifying = self._target.session(request.prompt_ids)
             drafting = self._drafter.session_beside(request.prompt_ids, verifying)
-        for at in reversed(chain):
-            prefix = [*request.prompt_ids, *_tokens_before(steps, at)]
+        for step in reversed(chain):  # each stands on a beginning of the job's own prefix
+            prefix = [*request.prompt_ids, *job.missing.tokens[: step.start_pos]]
             drafting.propose(prefix, self._width)
-            verifying.score(prefix, steps[at].draft_ids.tolist())
+            verifying.score(prefix, step.draft_ids.tolist())
         if chain:
             twin = verifying.fork()
-            self._hold(request.request_id, step_id, twin, drafting.fork_beside(twin))
+            self._hold(request.request_id, parent_id, twin, drafting.fork_beside(twin))
         return verifying, drafting
 
     def _hold(self, name: str, step_id: int, verifying: TargetSession, drafting: DrafterSession) -> None:
         self._states[name, step_id] = verifying, drafting
         while len(self._states) > self._size:
             self._states.popitem(last=False)
-
-
-def _tokens_before(steps: dict[int, StepRecord], step_id: int) -> list[int]:
-    parts: list[list[int]] = []
-    step = steps[step_id]
-    while step.parent_step_id >= 0:
-        taken, step = step.parent_accepted, steps[step.parent_step_id]
-        parts.append([*step.draft_ids[:taken].tolist(), int(step.argmax_ids[taken])])
-    return [token for part in reversed(parts) for token in part]
 
 
 def record_job(

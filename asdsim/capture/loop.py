@@ -171,7 +171,7 @@ def check_request(target: Target, drafter: Drafter, request: RequestRecord, num_
             where=where,
             fix="use the tokenizer that belongs to the target",
         )
-    longest = len(request.prompt_ids) + request.max_new_tokens - 1 + num_draft_tokens
+    longest = positions_needed(request, num_draft_tokens)
     for kind, limit in (("target", target.max_positions), ("drafter", drafter.max_positions)):
         if limit is not None and longest > limit:
             raise CaptureError(
@@ -182,14 +182,35 @@ def check_request(target: Target, drafter: Drafter, request: RequestRecord, num_
             )
 
 
+def positions_needed(request: RequestRecord, num_draft_tokens: int) -> int:
+    """Return the positions that prompt, answer and draft block take at most."""
+    return len(request.prompt_ids) + request.max_new_tokens - 1 + num_draft_tokens
+
+
+def note_on_positions(drafter: Drafter, requests: Sequence[RequestRecord], num_draft_tokens: int) -> list[str]:
+    """Return what is to be said of requests that may run past the positions that the drafter was made for."""
+    limit = drafter.trained_positions
+    longer = sum(limit is not None and positions_needed(request, num_draft_tokens) > limit for request in requests)
+    if not longer:
+        return []
+    return [
+        f"{longer} of {len(requests)} requests may run past the {limit} positions that drafter {drafter.name} was "
+        "made for, where it may draft badly"
+    ]
+
+
 def check_pair(target: Target, drafter: Drafter, num_draft_tokens: int) -> None:
     """Refuse a K that the drafter cannot draft, and vocabularies that differ."""
     if num_draft_tokens < 1:
         raise CaptureError(f"K={num_draft_tokens} drafts nothing", fix="give K >= 1")
-    limit = drafter.max_draft_tokens
-    if limit is not None and num_draft_tokens > limit:
-        raise CaptureError(f"K={num_draft_tokens} is more than drafter {drafter.name} can do", fix=f"give K <= {limit}")
+    check_width(drafter.name, drafter.max_draft_tokens, num_draft_tokens)
     check_vocabulary(target, drafter)
+
+
+def check_width(name: str, limit: int | None, num_draft_tokens: int) -> None:
+    """Refuse a K that is more than a drafter can draft at once."""
+    if limit is not None and num_draft_tokens > limit:
+        raise CaptureError(f"K={num_draft_tokens} is more than drafter {name} can do", fix=f"give K <= {limit}")
 
 
 def check_vocabulary(target: Target, drafter: Drafter) -> None:

@@ -5,27 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..engines.transformers.load import DTYPES, check_name
-from ..errors import CaptureError, UsageError, unknown_name
+from ..errors import CaptureError, Problems, UsageError, unknown_name
+from ..provenance import software
 from ..records import RequestRecord
 from ..rules.settings import STRICT, Policy
 from ..stats import ratio_interval
 from ..trace.join import NOTE, parse_shard, shard_path
 from ..trace.manifest import MANIFEST, PLANNED, Manifest
+from ..trace.reader import load_manifest
 from ..trace.schema import DIVERGENCES, MIN_TOP_K
 from .drafters import check_overrides, check_spec, parse_layer_ids
 from .interrupt import uninterrupted
+from .prompts import Encoder, encode, parse_date, parse_template_args
 from .tasks import Prompt, check_tasks, load_prompts
+
+__all__ = ["Plan", "Summary", "capture", "capture_with", "encode", "make_manifest", "make_requests"]
 
 RULES = ("strict", "asd")
 STOPS = ("natural", "fixed")
@@ -58,6 +64,10 @@ class Plan:
     divergences : tuple of str
     chat_template : bool
         Put prompts through the target's chat template, where it has one.
+    chat_template_args : tuple of str
+        ``NAME=VALUE`` for the template.
+    template_date : str, optional
+        What a template with a clock takes for today: YYYY-MM-DD.
     seed : int
     revision, dtype, device, logits_dtype, offline, trust_remote_code
         See :func:`asdsim.engines.transformers.load.load_model`.
@@ -82,6 +92,8 @@ class Plan:
     top_k: int = MIN_TOP_K
     divergences: tuple[str, ...] = ()
     chat_template: bool = True
+    chat_template_args: tuple[str, ...] = ()
+    template_date: str | None = None
     seed: int = 0
     revision: str | None = None
     dtype: str = "auto"
@@ -97,33 +109,42 @@ class Plan:
     shard: str | None = None
 
     def __post_init__(self) -> None:
-        check_output(self.folder, resume=self.resume)
-        check_name(self.target)
+        problems = Problems()
+        checks: list[Callable[[], object]] = [
+            lambda: check_output(self.folder, resume=self.resume),
+            lambda: check_name(self.target),
+            self._check_drafter,
+            lambda: check_tasks(self.task),
+            lambda: parse_template_args(self.chat_template_args),
+            lambda: parse_date(self.template_date),
+            *(
+                partial(_at_least, flag, value, lowest)
+                for flag, value, lowest in (
+                    ("K", self.K, 1), ("max-new-tokens", self.max_new_tokens, 1), ("top-k", self.top_k, MIN_TOP_K),
+                    ("offset", self.offset, 0), ("limit", self.limit, 1), ("flush-every", self.flush_every, 1),
+                )
+            ),
+            *(
+                partial(_one_of, kind, word, known)
+                for kind, word, known in (
+                    ("stop rule", self.stop, STOPS), ("dtype", self.dtype, DTYPES),
+                    ("logits dtype", self.logits_dtype, LOGITS_DTYPES),
+                    *(("divergence", item, DIVERGENCES) for item in self.divergences),
+                )
+            ),
+        ]  # fmt: skip
+        for check in checks:
+            with problems.noted():
+                check()
+        problems.end()
+
+    def _check_drafter(self) -> None:
         name, argument = check_spec(self.drafter)
         if name == "model":
             check_name(argument)
         check_overrides(name, self.overrides)
         if self.draft_rope_theta is not None and not 0 < self.draft_rope_theta < math.inf:
             raise UsageError(f"--draft-rope-theta {self.draft_rope_theta:g} is no base", fix="give a number above 0")
-        check_tasks(self.task)
-        for flag, value, lowest in (
-            ("K", self.K, 1),
-            ("max-new-tokens", self.max_new_tokens, 1),
-            ("top-k", self.top_k, MIN_TOP_K),
-            ("offset", self.offset, 0),
-            ("limit", self.limit, 1),
-            ("flush-every", self.flush_every, 1),
-        ):
-            if value is not None and value < lowest:
-                raise UsageError(f"--{flag} {value} is too small", fix=f"give at least {lowest}")
-        for kind, word, known in (
-            ("stop rule", self.stop, STOPS),
-            ("dtype", self.dtype, DTYPES),
-            ("logits dtype", self.logits_dtype, LOGITS_DTYPES),
-            *(("divergence", item, DIVERGENCES) for item in self.divergences),
-        ):
-            if word not in known:
-                raise unknown_name(kind, word, list(known))
         if self.divergences and name == "lookup":
             raise UsageError("drafter lookup has no distribution, so no divergences", fix="leave --divergences out")
 
@@ -147,6 +168,16 @@ class Plan:
             "offline": self.offline,
             "trust_remote_code": self.trust_remote_code,
         }
+
+
+def _at_least(flag: str, value: int | None, lowest: int) -> None:
+    if value is not None and value < lowest:
+        raise UsageError(f"--{flag} {value} is too small", fix=f"give at least {lowest}")
+
+
+def _one_of(kind: str, word: str, known: Sequence[str]) -> None:
+    if word not in known:
+        raise unknown_name(kind, word, list(known))
 
 
 @dataclass
@@ -230,33 +261,51 @@ def check_output(out: Path, *, resume: bool) -> None:
         raise UsageError("the output directory is not empty", where=str(out), fix="choose another -o, or add --resume")
 
 
-def encode(tokenizer: Any, text: str, chat_template: bool) -> list[int]:
-    """Return the token ids of a user message, through the chat template where there is one and it is wanted."""
-    if chat_template and getattr(tokenizer, "chat_template", None):
-        whole = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-        )
-        return list(tokenizer(whole, add_special_tokens=False)["input_ids"])
-    return list(tokenizer(text)["input_ids"])
+def encoder_of(tokenizer: Any, plan: Plan) -> Encoder:
+    """Return what turns the prompts of a plan into token ids.
+
+    A template with a clock is given the date of the trace that the run continues or is a shard of; today's otherwise.
+    """
+    encoder = Encoder(tokenizer, plan.chat_template, parse_template_args(plan.chat_template_args))
+    if encoder.has_clock or plan.template_date:
+        encoder = replace(encoder, day=parse_date(plan.template_date) or _recorded_date(plan))
+    return encoder
 
 
-def make_requests(target: Any, prompts: Iterable[Prompt], plan: Plan) -> list[RequestRecord]:
+def _recorded_date(plan: Plan) -> date | None:
+    folders = [plan.folder] if plan.resume else []
+    if plan.shard is not None:
+        of = parse_shard(plan.shard)[1]
+        folders += [shard_path(plan.out, index + 1, of) for index in range(of)]
+    for folder in folders:
+        if (folder / MANIFEST).is_file():
+            stored = load_manifest(folder)[0]
+            # Traces from before the date was recorded were encoded on the day they began.
+            text = stored.settings.get("template_date") or (stored.notes.get("created") or "")[:10]
+            return parse_date(text or None)
+    return None
+
+
+def make_requests(
+    target: Any, prompts: Iterable[Prompt], plan: Plan, encoder: Encoder | None = None
+) -> list[RequestRecord]:
     """Turn prompts into requests with token ids.
 
     Raises
     ------
     CaptureError
-        If the target has no tokenizer.
+        If the target has no tokenizer, or its chat template fails.
     """
     if target.tokenizer is None:
         raise CaptureError(
             "the target has no tokenizer", where=plan.target, fix="put tokenizer.json into the model's directory"
         )
+    encoder = encoder or encoder_of(target.tokenizer, plan)
     return [
         RequestRecord(
             request_id=prompt.id,
             task=prompt.task,
-            prompt_ids=tuple(encode(target.tokenizer, prompt.text, plan.chat_template)),
+            prompt_ids=tuple(encoder.ids(prompt)),
             prompt_text=prompt.text,
             reference=prompt.reference,
             max_new_tokens=plan.max_new_tokens,
@@ -267,27 +316,20 @@ def make_requests(target: Any, prompts: Iterable[Prompt], plan: Plan) -> list[Re
     ]
 
 
-def make_manifest(target: Any, drafter: Any, requests: list[RequestRecord], plan: Plan) -> Manifest:
+def make_manifest(
+    target: Any, drafter: Any, requests: list[RequestRecord], plan: Plan, encoder: Encoder | None = None
+) -> Manifest:
     """Return the manifest of a capture that has yet to begin."""
     import torch
-    import transformers
-
-    from .. import __version__
 
     policy = plan.policy
     rule: dict[str, Any] = {"name": "strict"}
     if policy is not None:
         rule = {"name": "asd", "B": policy.budget, "g": policy.gate, "M": policy.cap, "semantics": policy.semantics}
-    software = {
-        "asdsim": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-    }
+    versions = software("torch", "transformers", "numpy")
     if target.lm.device.type == "cuda":
-        software["gpu"] = torch.cuda.get_device_name(target.lm.device)
-        software["cuda"] = str(torch.version.cuda)
+        versions["gpu"] = torch.cuda.get_device_name(target.lm.device)
+        versions["cuda"] = str(torch.version.cuda)
     prompts = hashlib.sha256()
     for request in requests:
         prompts.update(json.dumps([request.request_id, request.prompt_ids]).encode())
@@ -308,10 +350,10 @@ def make_manifest(target: Any, drafter: Any, requests: list[RequestRecord], plan
             "limit": plan.limit,
             "offset": plan.offset,
             "divergences": list(plan.divergences),
-            "chat_template": bool(plan.chat_template and getattr(target.tokenizer, "chat_template", None)),
+            **(encoder or encoder_of(target.tokenizer, plan)).settings(),
             "prompts_sha256": prompts.hexdigest(),
         },
-        software=software,
+        software=versions,
         notes={"created": datetime.now(UTC).isoformat(timespec="seconds"), "threads": torch.get_num_threads()},
     )
 
@@ -322,7 +364,11 @@ def _bare(task: str) -> str:
     return f"{name}:{Path(argument).name}" if name == "jsonl" else f"{name}{colon}{argument}"
 
 
-def capture(plan: Plan, progress: Callable[[int, int, int], None] | None = None) -> Summary:
+def capture(
+    plan: Plan,
+    progress: Callable[[int, int, int], None] | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Summary:
     """Run a capture to its end, or to Ctrl-C.
 
     Parameters
@@ -330,6 +376,8 @@ def capture(plan: Plan, progress: Callable[[int, int, int], None] | None = None)
     plan : Plan
     progress : callable, optional
         Called with (requests done, requests in all, tokens so far) after each request.
+    note : callable
+        Told what of the prompts is not taken as it stands.
 
     Returns
     -------
@@ -343,13 +391,15 @@ def capture(plan: Plan, progress: Callable[[int, int, int], None] | None = None)
     """
     prompts = load_prompts(plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline)
     from ..engines.transformers.load import load_target
-    from .drafters import make_drafter
+    from .drafters import check_head, make_drafter
 
+    checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
     target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading)
     drafter = make_drafter(
-        plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, **plan.loading
-    )
-    return capture_with(target, drafter, prompts, plan, progress)
+        plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, checkpoint=checkpoint,
+        **plan.loading,
+    )  # fmt: skip
+    return capture_with(target, drafter, prompts, plan, progress, note)
 
 
 def capture_with(
@@ -358,24 +408,28 @@ def capture_with(
     prompts: list[Prompt],
     plan: Plan,
     progress: Callable[[int, int, int], None] | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
     """Do what :func:`capture` does with models and prompts at hand."""
     import torch
 
     from ..trace.writer import TraceWriter
-    from .loop import check_request, decode
+    from .loop import check_request, decode, note_on_positions
     from .record import Recorder
 
     torch.manual_seed(plan.seed)
-    requests = make_requests(target, prompts, plan)
+    encoder = None if target.tokenizer is None else encoder_of(target.tokenizer, plan)
+    requests = make_requests(target, prompts, plan, encoder)
     for request in requests:
         check_request(target, drafter, request, plan.K)
     recorder = Recorder(plan.top_k, plan.divergences)
-    manifest = make_manifest(target, drafter, requests, plan)
+    manifest = make_manifest(target, drafter, requests, plan, encoder)
+    for text in (*notes_on(prompts, encoder), *note_on_positions(drafter, requests, plan.K)):
+        note(text)
     if plan.shard is not None:
         index, of = parse_shard(plan.shard)
-        note = {"index": index, "of": of, "requests": len(requests)}
-        manifest = manifest.replace(notes={**manifest.notes, NOTE: note})
+        split = {"index": index, "of": of, "requests": len(requests)}
+        manifest = manifest.replace(notes={**manifest.notes, NOTE: split})
         requests = requests[index - 1 :: of]
     manifest = manifest.replace(notes={**manifest.notes, PLANNED: len(requests)})
     fresh = not (plan.folder / MANIFEST).exists()
@@ -403,6 +457,16 @@ def capture_with(
             summary.interrupted = True
     summary.seconds = time.perf_counter() - began
     return summary
+
+
+def notes_on(prompts: Iterable[Prompt], encoder: Encoder | None) -> list[str]:
+    """Return what is to be said of prompts that are not taken as they stand."""
+    counts = Counter(encoder.noticed if encoder is not None else ())
+    longer = sum(prompt.left_out > 0 for prompt in prompts)
+    if longer:
+        turns = sum(prompt.left_out for prompt in prompts)
+        counts[f"go on after the first turn: {turns} later turns are not asked"] = longer
+    return [f"{number} prompt{'' if number == 1 else 's'} {text}" for text, number in counts.items()]
 
 
 def _count(summary: Summary, result: Any) -> None:

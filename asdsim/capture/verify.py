@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..engines.protocol import Drafter, Target
 from ..records import RequestRecord, StepRecord
 from ..rules.settings import Policy
+from ..trace.tokens import first_difference
 from .loop import decode
 from .record import Recorder
 
@@ -83,8 +84,7 @@ def verify(
 def compare(case: Case, tokens: Sequence[int], steps: Sequence[StepRecord], threshold: float) -> Difference:
     """Explain a difference by the first step at which the two runs do not agree."""
     walked, live = case.tokens, list(tokens)
-    shared = min(len(walked), len(live))
-    position = next((i for i in range(shared) if walked[i] != live[i]), shared)
+    position = first_difference(walked, live)
     step_id, cause, margin = -1, "none", float("inf")
     for number, ((recorded, accepted, closeness), again) in enumerate(zip(case.steps, steps, strict=False)):
         step_id = recorded.step_id

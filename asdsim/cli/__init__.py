@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .. import __version__
 from ..errors import AsdsimError, unknown_name
 
 if TYPE_CHECKING:
@@ -36,8 +37,19 @@ COMMANDS = {
 }
 
 
+class ReaderGone(Exception):
+    """The reader of our output has gone, for example `head`. Not an OSError: click ends on that with status 1."""
+
+
 class LazyGroup(click.Group):
     """A group that imports a command only when it is called."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise ReaderGone from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order of use."""
@@ -47,8 +59,9 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"asdsim.cli.{name.replace('-', '_')}").command
-        return command
+        from .command import equipped
+
+        return equipped(import_module(f"asdsim.cli.{name.replace('-', '_')}").command)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the name of a command without importing any."""
@@ -70,8 +83,17 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from ..provenance import version
+
+        click.echo(f"asdsim, version {version()}")
+        ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="asdsim")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+              help="Show the version and exit.")  # fmt: skip
 def cli() -> None:
     """Replay speculative decoding under other acceptance rules.
 
@@ -91,13 +113,17 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(2)
     except MemoryError as error:
         _fail(f"out of memory ({str(error) or 'no more to be had'}); ask for fewer settings or requests")
+    except RecursionError:
+        _fail("what was read is nested too deeply")
     except click.ClickException as error:
         _fail(error.format_message())
     except click.exceptions.Abort:
         click.echo("asdsim: interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone, for example `head`
-        sys.stderr.close()
+    except ReaderGone:
+        # What is still in the buffer goes nowhere, or Python would complain about it while it shuts down.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
         _fail(f"{error.filename or 'file system'}: {error.strerror or error}")
@@ -105,5 +131,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> None:
-    click.echo(f"asdsim: error: {' '.join(message.split())}", err=True)
+    from ..files import shown
+
+    click.echo(f"asdsim: error: {shown(' '.join(message.split()))}", err=True)  # names may hold anything
     sys.exit(2)

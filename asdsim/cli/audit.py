@@ -8,13 +8,25 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, check_table, config_option, counted, json_option, note, note_unfinished, print_json
+from .common import (
+    TracePath,
+    check_table,
+    config_option,
+    counted,
+    json_option,
+    note,
+    note_unfinished,
+    print_json,
+    print_rows,
+)
 from .quality_options import (
     FORMATS,
+    Scoring,
     bootstrap_options,
     check_resamples,
     cost_of,
     cost_option,
+    note_baselines,
     plain_row,
     print_columns,
     scoring_options,
@@ -35,9 +47,8 @@ from .quality_options import (
 @json_option
 @config_option
 def command(
-    trace: Path, policy: Path | None, sweep: bool, output: Path | None, cost: str, scorers: tuple[str, ...],
-    allow_code: bool, timeout: float, memory: int, tokenizer: str | None, offline: bool, resamples: int, seed: int,
-    as_json: bool,
+    trace: Path, policy: Path | None, sweep: bool, output: Path | None, cost: str, scoring: Scoring, resamples: int,
+    seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge a frozen setting on TRACE: accuracy, length, divergence, ledger, each against strict.
 
@@ -48,15 +59,11 @@ def command(
     check_table(output)
     if (policy is None) == (not sweep):
         raise UsageError("give --policy FILE or --sweep", fix="one of them")
-    if not timeout > 0 or memory < 64:
-        raise UsageError("a program needs some time and 64 MB at least", fix="raise --timeout or --memory")
     from .. import result as api
-    from ..evaluate.scorers import parse_chosen
     from ..stats import few
     from ..studies.audit import audit
-    from ..studies.calibrate import read_policy
+    from ..studies.frozen import read_policy, setting_name, setting_record
 
-    chosen = parse_chosen(scorers)
     grid, record = read_policy(policy) if policy is not None else (None, None)
     source = api.load(trace)
     note_unfinished(source)
@@ -64,54 +71,58 @@ def command(
         from ..trace.covered import covered_settings
 
         grid = covered_settings(source)
-    from ..engines.transformers.text import load_decoder
-
-    found = audit(
-        source, grid, load_decoder(source.manifest.target, tokenizer=tokenizer, offline=offline), policy=record,
-        chosen=chosen,
-        allow_code=allow_code, timeout=timeout, memory=memory << 20, cost=cost_of(cost, source), resamples=resamples,
+    audited = audit(
+        source, grid, scoring.decoder(source), policy=record, chosen=scoring.chosen, allow_code=scoring.allow_code,
+        timeout=scoring.timeout, memory=scoring.memory << 20, cost=cost_of(cost, source), resamples=resamples,
         seed=seed,
     )  # fmt: skip
     if output is not None:
+        from ..provenance import trace_source
         from ..trace.writer import write_frame
 
-        write_frame(found.quality.frame(), output, {"asdsim": _provenance(source)})
-        note(f"wrote {counted(len(found.quality), 'setting')} to {output}")
-    left_out = _unscored(source, chosen, allow_code)
+        write_frame(audited.quality.frame(), output, {"asdsim": trace_source(source)})
+        note(f"wrote {counted(len(audited.quality), 'setting')} to {output}")
+    left_out = _unscored(source, scoring)
     requests = len(source.request_ids())
     if as_json:
         payload: dict[str, Any] = {
-            "trace": str(trace), "requests": requests, "scored_requests": found.scored,
-            "scored_outputs": found.outputs, "not_scored": left_out,
+            "trace": str(trace), "requests": requests, "scored_requests": audited.scored,
+            "scored_outputs": audited.outputs, "not_scored": left_out,
         }  # fmt: skip
-        names = [{"B": str(grid.budget[n]), "g": str(grid.gate[n]), "M": str(grid.cap[n])} for n in range(len(grid))]
-        payload["rows"] = [{**names[n], **plain_row(found.quality, n)} for n in range(len(grid))]
+        if grid.layout.rule == "asd":
+            axes = {"B": grid.budget, "g": grid.gate, "M": grid.cap}
+            names = [{name: str(axis[n]) for name, axis in axes.items()} for n in range(len(grid))]
+        else:
+            names = [setting_record(grid[[n]]) for n in range(len(grid))]
+        payload["rows"] = [{**names[n], **plain_row(audited.quality, n)} for n in range(len(grid))]
         payload["by_task"] = {
-            task: [{**names[n], **plain_row(one, n)} for n in range(len(grid))] for task, one in found.by_task.items()
+            task: [{**names[n], **plain_row(quality, n)} for n in range(len(grid))]
+            for task, quality in audited.by_task.items()
         }
         print_json("audit", payload)
         return
-    shown_row = int(found.quality.exact_share.argmax())
-    row = found.quality.row(shown_row)
+    shown_row = int(audited.quality.exact.argmax())
+    row = audited.quality.row(shown_row)
     if sweep:
-        _print_front(found)
+        _print_front(audited)
         click.echo(f"strict matching: {_ends(row['requests'], row['ended_strict'])}")
     else:
         columns = {f"all, {counted(requests, 'request')}": row}
-        for task, one in found.by_task.items():
-            columns[f"{task}, {one.requests[0]}"] = one.row(0)
-        click.echo(f"{grid.policy(0)} against strict matching: {_ends(row['requests'], row['ended'])} "
+        for task, quality in audited.by_task.items():
+            columns[f"{task}, {quality.requests[0]}"] = quality.row(0)
+        click.echo(f"{setting_name(grid)} against strict matching: {_ends(row['requests'], row['ended'])} "
                    f"(strict: {row['ended_strict']} and {row['requests'] - row['ended_strict']})")  # fmt: skip
         print_columns(columns, FORMATS)
-        if found.scored:
+        if audited.scored:
             click.echo(
                 f"McNemar, exact: {row['answers_gained']} answers gained, {row['answers_lost']} lost, "
                 f"p = {row['mcnemar_p']:.3g}; largest ledger of a request {row['regret_spent_max']:.3f} logits"
             )
-    click.echo(f"{found.quality.about_scores(shown_row)}; {found.outputs} distinct outputs were scored")
+    click.echo(f"{audited.quality.about_scores(shown_row)}; {audited.outputs} distinct outputs were scored")
     for task, why in left_out.items():
         note(f"{task} is not scored: {why}")
-    if text := few(requests, found.scored):
+    note_baselines(audited.quality)
+    if text := few(requests, audited.scored):
         note(text)
 
 
@@ -119,34 +130,29 @@ def _ends(outputs: int, ended: int) -> str:
     return f"{ended} of {outputs} outputs end by themselves, {outputs - ended} at the token limit"
 
 
-def _provenance(trace: Any) -> dict[str, Any]:
-    from .. import __version__
-
-    return {"asdsim": __version__, "trace": str(trace.path), "manifest_checksum": trace.manifest.checksum}
-
-
-def _unscored(trace: Any, chosen: dict[str, str], allow_code: bool) -> dict[str, str]:
+def _unscored(trace: Any, scoring: Scoring) -> dict[str, str]:
     from ..evaluate.scorers import OPEN, scorer_name
 
-    found = {}
+    reasons = {}
     for record in trace.request_records():
-        if scorer_name(record, chosen, allow_code) is None:
+        if scorer_name(record, scoring.chosen, scoring.allow_code) is None:
             if record.task in OPEN:
-                found[record.task] = "its questions have no one right answer"
+                reasons[record.task] = "its questions have no one right answer"
             elif record.reference is None:
-                found[record.task] = "no reference answer"
+                reasons[record.task] = "no reference answer"
             else:
-                found[record.task] = "it means running programs; allow that with --allow-code-execution"
-    return found
+                reasons[record.task] = "it means running programs; allow that with --allow-code-execution"
+    return reasons
 
 
-def _print_front(found: Any) -> None:
-    speed = "speed_up" if "speed_up" in found.quality.figures else "mean_acceptance_length"
-    names = [speed, "accuracy", "accuracy_change", "outputs_differ_share", "regret_per_token"]
-    exact = int((found.quality.exact_share == 1.0).sum())
+def _print_front(audited: Any) -> None:
+    speed = "speed_up" if "speed_up" in audited.quality.figures else "mean_acceptance_length"
+    names = [name for name in ("speed_up_plain", speed) if name in audited.quality.figures]
+    names += ["accuracy", "accuracy_change", "outputs_differ_share", "regret_per_token"]
+    exact = int(audited.quality.exact.sum())
     click.echo(f"front of {exact} exact settings: faster, for no less accuracy")
-    click.echo(f"| B | g | M | {' | '.join(FORMATS[name][0] for name in names)} | McNemar p |")
-    click.echo("|---" * (len(names) + 4) + "|")
-    for row in found.front().to_dicts():
+    rows = []
+    for row in audited.front().to_dicts():
         cells = [shown(name, [row[name], row[f"{name}_low"], row[f"{name}_high"]]) for name in names]
-        click.echo(f"| {row['B']:g} | {row['g']:g} | {row['M']:g} | {' | '.join(cells)} | {row['mcnemar_p']:.3g} |")
+        rows.append([*(f"{row[axis]:g}" for axis in "BgM"), *cells, f"{row['mcnemar_p']:.3g}"])
+    print_rows(["B", "g", "M", *(FORMATS[name][0] for name in names), "McNemar p"], rows)

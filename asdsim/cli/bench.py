@@ -31,10 +31,8 @@ LABELS = {
 @click.option("--requests", default=1000, show_default=True, help="Requests of the synthetic trace.")
 @click.option("--trace", type=click.Path(path_type=Path),
               help="A trace covered for the benchmark's 1,000 settings, instead of the committed one.")  # fmt: skip
-@click.option("--specdecode-bench", "checkout", type=click.Path(path_type=Path),
-              help="A checkout of SpecDecode-Bench's simulator, to be run on its own data.")  # fmt: skip
 @json_option
-def command(quick: bool, requests: int, trace: Path | None, checkout: Path | None, as_json: bool) -> None:
+def command(quick: bool, requests: int, trace: Path | None, as_json: bool) -> None:
     """Time the walk beside plain Python, torch and numpy.
 
     All in one run, on one core; ratios carry over between machines better than seconds do. The sweep is 60 steps of 7
@@ -48,35 +46,25 @@ def command(quick: bool, requests: int, trace: Path | None, checkout: Path | Non
         raise UsageError("no such directory", where=str(trace))
     from ..bench import run
 
-    made = run.run(quick=quick, requests=requests, trace=trace, note=note)
-    if checkout is not None:
-        from ..bench.specdecode import compare
-
-        made["specdecode_bench"] = compare(checkout, note)
+    timings = run.run(quick=quick, requests=requests, trace=trace, note=note)
     if as_json:
-        print_json("bench", made)
+        print_json("bench", timings)
     else:
-        print_table(made)
+        print_table(timings)
 
 
-def print_table(made: dict[str, Any]) -> None:
+def print_table(timings: dict[str, Any]) -> None:
     """Print the ratios first, then the times."""
-    click.echo(f"{made['machine']['processor']}, one core")
-    for name, value in made["ratios"].items():
+    click.echo(f"{timings['machine']['processor']}, one core")
+    for name, value in timings["ratios"].items():
         click.echo(f"  {name:24} {'not measured' if value is None else f'{value:,.1f}'}")
     click.echo("ns per (step, setting)")
-    for name, value in made["ns_per_step_setting"].items():
+    for name, value in timings["ns_per_step_setting"].items():
         click.echo(f"  {LABELS[name]:44} {'not measured' if value is None else f'{value:,.2f}'}")
     click.echo("whole sweeps, s")
-    for name, row in made["grids"].items():
+    for name, row in timings["grids"].items():
         click.echo(f"  {name:60} {row['seconds']:.3f}")
-    for name, peak in made.get("peak_bytes", {}).items():
+    for name, peak in timings.get("peak_bytes", {}).items():
         click.echo(f"peak memory of the sweep, {name.replace('_', ' ')}: {peak / 1e6:,.0f} MB")
-    for name, row in made.get("first_replay_seconds", {}).items():
+    for name, row in timings.get("first_replay_seconds", {}).items():
         click.echo(f"first asdsim replay, {name}: {row['warm']:.2f} s, {row['cold']:.1f} s where it has to compile")
-    rows = made.get("specdecode_bench", {}).get("rows", [])
-    if rows:
-        click.echo("SpecDecode-Bench's simulator over ours, same accepted lengths: walk with layout, walk alone")
-    for row in rows:
-        name = f"{row['data']}, {row['drafter']}, K={row['K']}"
-        click.echo(f"  {name:24} {row['ratio']:,.0f} {row['walk_ratio']:,.0f}")

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from ..errors import UsageError
 from .common import (
+    RULE_FLAGS,
     TracePath,
     check_table,
     config_option,
     counted,
+    grids_of,
     json_option,
     note,
     note_unfinished,
     print_json,
     progress_bar,
+    rule_flags,
 )
 from .quality_options import (
+    Scoring,
     bootstrap_options,
     check_resamples,
     cost_of,
     cost_option,
+    note_baselines,
     plain_row,
     print_columns,
     scoring_options,
     shown,
 )
+
+if TYPE_CHECKING:
+    from ..rules.settings import Grid
+    from ..studies.calibrate import Calibration, Quantile
+    from ..trace.reader import Trace
 
 
 @click.command("calibrate")
@@ -44,6 +54,7 @@ from .quality_options import (
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("policy.json"), show_default=True,
               help="Policy file to write; named here it replaces an existing one.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace whatever the output file holds, a policy judged on a holdout too.")
 @click.option(
     "--method",
     default="pareto",
@@ -51,11 +62,8 @@ from .quality_options import (
     metavar="pareto|quantile",
     help="The fastest setting within limits; or B = g = a quantile of first-rejection ratios (the paper's).",
 )
-@click.option("--B", "B", metavar="LIST", help="Candidates; without --B, --g, --M every covered setting.")
-@click.option("--g", "g", metavar="LIST", help="Gates.")
-@click.option("--M", "M", metavar="LIST", help="Caps; with quantile the one cap, 1 if not given.")
-@click.option("--semantics", default="paper", show_default=True, help="paper|core|dspark|lightllm.")
-@click.option("--quantile", default=0.25, show_default=True, help="Of the first-rejection ratios.")
+@rule_flags()
+@click.option("--quantile", default=0.25, show_default=True, help="Of the first-rejection ratios; --M is then the cap.")
 @click.option("--max-regret-per-token", type=float, help="Limit, in logits.")
 @click.option("--max-divergence", type=float, help="Limit on the share of outputs that differ from strict.")
 @click.option("--max-length-change", type=float, help="Limit on the relative change of length, either way.")
@@ -73,129 +81,177 @@ from .quality_options import (
 @json_option
 @config_option
 def command(
-    calibration: Path, holdout: Path | None, split: int, output: Path, method: str, B: str | None, g: str | None,
-    M: str | None, semantics: str, quantile: float, max_regret_per_token: float | None, max_divergence: float | None,
-    max_length_change: float | None, max_accuracy_drop: float | None, bound: bool, estimate: str | None,
-    table: Path | None, cost: str, scorers: tuple[str, ...], allow_code: bool, timeout: float, memory: int,
-    tokenizer: str | None, offline: bool, resamples: int, seed: int, as_json: bool,
+    calibration: Path, holdout: Path | None, split: int, output: Path, force: bool, method: str, quantile: float,
+    max_regret_per_token: float | None, max_divergence: float | None, max_length_change: float | None,
+    max_accuracy_drop: float | None, bound: bool, estimate: str | None, table: Path | None, cost: str,
+    scoring: Scoring, resamples: int, seed: int, as_json: bool, **asked: Any,
 ) -> None:  # fmt: skip
-    """Choose B, g and M on the trace CAL, freeze them in a file, and judge them on a holdout.
+    """Choose a setting of a rule on the trace CAL, freeze it in a file, and judge it on a holdout.
 
-    Only exact settings are candidates. The optimism (calibration minus holdout) says how much better the setting looks
-    where it was chosen. A holdout that shares prompts with CAL is refused.
+    Candidates are the settings given, by default those that CAL is covered for; only exact ones are compared. The
+    optimism (calibration minus holdout) says how much better the setting looks where it was chosen. A holdout that
+    shares prompts with CAL is refused.
     """
     check_resamples(resamples)
     check_table(table)
     if estimate is not None and estimate not in ("aligned", "recorded"):
         raise UsageError(f"--estimate {estimate!r} is neither aligned nor recorded")
-    if not 0 < quantile < 1:
-        raise UsageError(f"--quantile {quantile} is not between 0 and 1")
+    _check_output(output, holdout is not None or split > 0, force)
+    most = (max_regret_per_token, max_divergence, max_length_change, max_accuracy_drop)
+    if any(limit is not None and not limit >= 0 for limit in most):
+        raise UsageError("a limit is negative or no number")
+    wanted = _asked(method, quantile, asked)
+    from .. import result as api
+    from ..evaluate.quality import Evaluator
+    from ..studies.calibrate import Limits, calibrate
+    from ..studies.frozen import policy_record, write_policy
+
+    trace = api.load(calibration)
+    note_unfinished(trace)
+    other = api.load(holdout) if holdout is not None else None
+    candidates = _covered(trace, asked["rule"]) if wanted is None else wanted
+    scored = max_accuracy_drop is not None or scoring.asked
+    model = cost_of(cost, trace)
+    here, there = (
+        None if one is None else Evaluator(one, cost=model, scorer=scoring.scorer(one) if scored else None,
+                                           resamples=resamples, seed=seed)
+        for one in (trace, other)
+    )  # fmt: skip
+    assert here is not None
+    limits = Limits(*most, bound=bound)
+    total = sum(map(len, candidates)) if isinstance(candidates, list) else 1
+    with progress_bar(total, "calibrate", "setting") as bar:
+        frozen = calibrate(
+            here, candidates, holdout=there, limits=limits, split=split, estimated=estimate or "", progress=bar.update
+        )  # fmt: skip
+    record = policy_record(frozen, trace, other, model)
+    write_policy(record, output)
+    if table is not None and frozen.tables:
+        _write_table(frozen, trace, table)
+    if as_json:
+        print_json("calibrate", {"trace": str(calibration), "policy": str(output), **_payload(frozen, record)})
+        return
+    judged = "holdout" if other is not None else f"{split} parts held out in turn"
+    how = f"q{100 * quantile:g} of {frozen.ratios} ratios" if method == "quantile" else ""
+    _print(frozen, output, judged, how)
+    _notes(frozen, judged, estimate, scored)
+
+
+def _check_output(output: Path, judged: bool, force: bool) -> None:
+    """Refuse to replace a policy that may be in use, or one that was judged on more than the new one will be."""
+    from ..studies.frozen import check_replaces
+
     if not output.parent.is_dir():
         raise UsageError("no such directory", where=str(output.parent))
+    if force:
+        return
     # As with replay -o, a file that the user names is replaced; one that nobody named may be a policy in use.
     if output.exists() and click.get_current_context().get_parameter_source("output") is ParameterSource.DEFAULT:
         raise UsageError(
             "it exists, and no -o asks to replace it", where=str(output),
             fix=f"give -o {output} to replace it, or another file with -o",
         )  # fmt: skip
-    limits = (max_regret_per_token, max_divergence, max_length_change, max_accuracy_drop)
-    if any(limit is not None and not limit >= 0 for limit in limits):
-        raise UsageError("a limit is negative or no number")
-    from ..rules.settings import Grid, axis_values
+    check_replaces(output, judged)
 
-    given = [axis is not None for axis in (B, g, M)]
-    grid = None
-    if method == "pareto" and any(given):
-        if not all(given):
-            raise UsageError("--B, --g and --M belong together", fix="give all three, or none for the covered settings")
-        assert B is not None and g is not None and M is not None
-        grid = Grid.product(B, g, M, semantics)
-    cap = axis_values("M", M)[0] if method == "quantile" and M is not None else 1.0
-    from .. import result as api
-    from ..stats import few
-    from ..studies.calibrate import HEADLINE, Limits, calibrate, policy_record, write_policy
-    from ..trace.covered import covered_settings
 
-    trace = api.load(calibration)
-    note_unfinished(trace)
-    other = api.load(holdout) if holdout is not None else None
-    if grid is None and method == "pareto":
-        grid = covered_settings(trace)
-    scorer = holdout_scorer = None
-    if max_accuracy_drop is not None or scorers or allow_code:
-        scorer, holdout_scorer = (
-            None if one is None else _scorer(one, scorers, allow_code, timeout, memory, tokenizer, offline)
-            for one in (trace, other)
-        )
-    model = cost_of(cost, trace)
-    with progress_bar(len(grid) if grid is not None else 1, "calibrate", "setting") as bar:
-        made = calibrate(
-            trace, grid, holdout=other, method=method, limits=Limits(*limits, bound=bound), cap=cap, quantile=quantile,
-            semantics=semantics, cost=model, scorer=scorer, holdout_scorer=holdout_scorer, split=split,
-            estimated=estimate or "", resamples=resamples, seed=seed, progress=bar.update,
+def _asked(method: str, quantile: float, asked: dict[str, Any]) -> list[Grid] | Quantile | None:
+    """Return the candidates that the options name, None for those that the trace is covered for."""
+    from ..errors import unknown_name
+    from ..rules import get_rule
+    from ..rules.settings import axis_values
+    from ..studies.calibrate import METHODS, Quantile
+
+    if method not in METHODS:
+        raise unknown_name("method", method, list(METHODS))
+    if not 0 < quantile < 1:
+        raise UsageError(f"--quantile {quantile} is not between 0 and 1")
+    if method == "quantile":
+        if asked["rule"] != "asd":
+            raise UsageError(
+                f"the quantile of first-rejection ratios gives B and g of asd, not a setting of {asked['rule']}",
+                fix="use --method pareto",
+            )
+        cap = axis_values("M", asked["M"])[0] if asked["M"] is not None else 1.0
+        return Quantile(quantile, cap, asked["semantics"])
+    if asked["rule"] != "asd" and get_rule(asked["rule"]).parameters and not asked["param"]:
+        return None
+    grids: list[Grid] | None = grids_of(False, **{name: asked[name] for name in RULE_FLAGS})
+    return grids
+
+
+def _covered(trace: Trace, rule: str) -> list[Grid]:
+    from ..trace.covered import covered_grids, covered_settings
+
+    if rule == "asd":
+        return [covered_settings(trace)]
+    grids = [grid for grid in covered_grids(trace.manifest.grids) if grid.layout.rule == rule]
+    if not grids:
+        raise UsageError(
+            f"the trace is not covered for rule {rule}", where=str(trace.path),
+            fix=f"give -p NAME=LIST, or run asdsim cover {trace.path} --rule {rule} -p NAME=LIST",
         )  # fmt: skip
-    record = policy_record(made, trace, other, model)
-    write_policy(record, output)
-    if table is not None and made.table is not None:
-        from ..trace.writer import write_frame
+    return grids
 
-        write_frame(
-            made.table.frame(),
-            table,
-            {"asdsim": {"trace": str(calibration), "manifest_checksum": trace.manifest.checksum}},
-        )
-        note(f"wrote {counted(len(made.table), 'setting')} to {table}")
-    judged = "holdout" if other is not None else f"{split} parts held out in turn"
-    if as_json:
-        sides = {"calibration": plain_row(made.calibration)}
-        if made.holdout is not None:
-            sides["holdout"] = plain_row(made.holdout)
-        print_json("calibrate", {
-            "trace": str(calibration), "policy": str(output), "method": method, "candidates": made.candidates,
-            **{key: record[key] for key in ("B", "g", "M", "semantics", "limits", "folds", "optimism")}, **sides,
-        })  # fmt: skip
-        return
-    how = (
-        f"fastest of {counted(made.candidates, 'setting')}"
-        if method == "pareto"
-        else f"q{100 * quantile:g} of {made.ratios} ratios"
-    )
-    click.echo(f"{made.grid.policy(0)} ({semantics}): {how}, frozen in {output}")
+
+def _write_table(frozen: Calibration, trace: Trace, path: Path) -> None:
+    import polars as pl
+
+    from ..trace.writer import write_frame
+
+    record = {"trace": str(trace.path), "manifest_checksum": trace.manifest.checksum}
+    write_frame(pl.concat([one.frame() for one in frozen.tables]), path, {"asdsim": record})
+    note(f"wrote {counted(frozen.candidates, 'setting')} to {path}")
+
+
+def _payload(frozen: Calibration, record: dict[str, Any]) -> dict[str, Any]:
+    sides = {"calibration": plain_row(frozen.calibration)}
+    if frozen.holdout is not None:
+        sides["holdout"] = plain_row(frozen.holdout)
+    names = ("rule", "B", "g", "M", "semantics", "parameters", "limits", "folds", "optimism")
+    return {
+        "method": frozen.method, "candidates": frozen.candidates,
+        **{name: record[name] for name in names if name in record}, **sides,
+    }  # fmt: skip
+
+
+def _print(frozen: Calibration, output: Path, judged: str, how: str) -> None:
+    from ..studies.calibrate import HEADLINE
+    from ..studies.frozen import setting_name
+
+    how = how or f"fastest of {counted(frozen.candidates, 'setting')}"
+    click.echo(f"{setting_name(frozen.grid)}: {how}, frozen in {output}")
     columns: dict[str, dict[str, Any]] = {
-        f"calibration, {counted(made.calibration.requests[0], 'request')}": made.calibration.row(0)
+        f"calibration, {counted(frozen.calibration.requests[0], 'request')}": frozen.calibration.row(0)
     }
-    if made.holdout is not None:
-        columns[f"{judged}, {counted(made.holdout.requests[0], 'request')}"] = made.holdout.row(0)
-        columns["optimism"] = {name: shown(name, [gap, None, None]) for name, gap in made.optimism().items()}
+    if frozen.holdout is not None:
+        columns[f"{judged}, {counted(frozen.holdout.requests[0], 'request')}"] = frozen.holdout.row(0)
+        columns["optimism"] = {name: shown(name, [gap, None, None]) for name, gap in frozen.optimism().items()}
     print_columns(columns, HEADLINE)
-    for fold in made.folds:
-        note(f"chosen without {counted(fold['held_out'], 'request')}: B={fold['B']:g} g={fold['g']:g} M={fold['M']:g}")
-    if scorer is not None:
-        for name, side in (("calibration", made.calibration), (judged, made.holdout)):
-            if side is not None:
-                note(f"{name}: {side.about_scores()}")
-    if made.left_out:
-        settings = counted(made.left_out, "setting")
+
+
+def _notes(frozen: Calibration, judged: str, estimate: str | None, scored: bool) -> None:
+    """Say what the figures may be taken for."""
+    from ..stats import few
+
+    sides = {"calibration": frozen.calibration} | ({judged: frozen.holdout} if frozen.holdout is not None else {})
+    for fold in frozen.folds:
+        names = {name: value for name, value in fold.items() if name != "held_out"}
+        names = names.get("parameters", names)
+        values = " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+                          for name, value in names.items())  # fmt: skip
+        note(f"chosen without {counted(fold['held_out'], 'request')}: {values}")
+    if scored:
+        for name, side in sides.items():
+            note(f"{name}: {side.about_scores()}")
+    if frozen.left_out:
+        settings = counted(frozen.left_out, "setting")
         note(f"exact here but not on the holdout, and so no candidates: {settings}; cover it for them")
-    if made.holdout is None:
+    if frozen.holdout is None:
         note("no holdout: these figures are those of the set that the setting was chosen on, and flatter it")
-    if method == "pareto" and not made.limits.given():
+    if frozen.method == "pareto" and not frozen.limits.given():
         note("no limit was given: this is the fastest setting, whatever it costs")
     if estimate:
         note(f"settings that are not exact were allowed: their figures are estimates ({estimate})")
-    if text := few(*(int(side.requests[0]) for side in (made.calibration, made.holdout) if side is not None)):
+    note_baselines(frozen.calibration)
+    if text := few(*(int(side.requests[0]) for side in sides.values() if side.exact[0])):
         note(text)
-
-
-def _scorer(
-    trace: Any, scorers: tuple[str, ...], allow_code: bool, timeout: float, memory: int, tokenizer: str | None,
-    offline: bool,
-) -> Any:  # fmt: skip
-    from ..engines.transformers.text import load_decoder
-    from ..evaluate.scorers import make_scorer, parse_chosen
-
-    decode = load_decoder(trace.manifest.target, tokenizer=tokenizer, offline=offline)
-    return make_scorer(
-        trace.request_records(), decode, chosen=parse_chosen(scorers), allow_code=allow_code, timeout=timeout,
-        memory=memory << 20,
-    )  # fmt: skip

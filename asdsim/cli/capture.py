@@ -7,13 +7,16 @@ from typing import Any
 
 import click
 
-from ..errors import UsageError, unknown_name
+from ..errors import Problems, UsageError, unknown_name
 from ..rules.settings import Policy, parse_axis
-from .common import config_option, counted, json_option, note, print_json, progress_bar
+from .command import detail
+from .common import config_option, counted, json_option, note, print_json, progress_bar, threads_option
 
 
 @click.command("capture")
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="Trace directory to write.")
+@click.option(
+    "-o", "--output", "--out", "out", type=click.Path(path_type=Path), required=True, help="Trace directory to write."
+)
 @click.option("--target", default="smollm2-135m", show_default=True,
               help="Built-in smollm2-135m, a Hugging Face name, or a directory.")  # fmt: skip
 @click.option("--drafter", default="layer-skip", show_default=True,
@@ -24,7 +27,9 @@ from .common import config_option, counted, json_option, note, print_json, progr
               "wrong: 0 embeddings, i output of layer i - 1.")  # fmt: skip
 @click.option("--draft-rope-theta", type=float, help="RoPE base of such a head, likewise.")
 @click.option("--draft-anchor", help="Block layout of a dspark head, likewise: first or bonus.")
-@click.option("--task", required=True, help="Comma list of gsm8k, humaneval, mt-bench, jsonl:PATH.")
+@click.option("--task", required=True,
+              help="Comma list of gsm8k, humaneval, mt-bench, jsonl:PATH "
+              "(docs/prompts.md).")  # fmt: skip
 @click.option("--limit", type=int, help="At most so many prompts of each task.")
 @click.option("--offset", type=int, default=0, show_default=True, help="Skip so many prompts of each task.")
 @click.option("--K", "K", type=int, default=7, show_default=True, help="Draft tokens per step.")
@@ -45,6 +50,18 @@ from .common import config_option, counted, json_option, note, print_json, progr
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="Must be 0: decoding is greedy.")
 @click.option("--chat-template/--no-chat-template", default=True, show_default=True,
               help="Put prompts through the target's chat template.")  # fmt: skip
+@click.option(
+    "--chat-template-arg",
+    "chat_template_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Variable of the chat template, such as enable_thinking=false; may be given several times.",
+)
+@click.option(
+    "--template-date",
+    metavar="YYYY-MM-DD",
+    help="What a chat template with a clock takes for today.  [today; of a trace that goes on, its own]",
+)
 @click.option("--shard", metavar="i/n", help="Only every n-th request from the i-th on, into OUT.shard-i-of-n; "
               "asdsim join OUT puts all n together.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue a capture that was cut short.")
@@ -52,6 +69,7 @@ from .common import config_option, counted, json_option, note, print_json, progr
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model.")
 @config_option
+@threads_option
 @json_option
 def command(
     rule: str, B: str | None, g: str | None, M: str | None, divergences: str, temperature: float, as_json: bool,
@@ -64,13 +82,20 @@ def command(
     \b
     asdsim capture -o traces/mine --target smollm2-135m --drafter layer-skip --task gsm8k --limit 8
     """
-    if temperature != 0:
-        raise UsageError(f"temperature {temperature:g}: only greedy decoding can be captured", fix="leave it at 0")
-    policy = policy_of(rule, B, g, M)
     from ..capture.run import Plan, capture
+    from ..trace.reader import load_manifest
 
+    problems = Problems()
+    if temperature != 0:
+        text = f"temperature {temperature:g}: only greedy decoding can be captured"
+        problems.errors.append(UsageError(text, fix="leave it at 0"))
+    policy = None
+    with problems.noted():
+        policy = policy_of(rule, B, g, M)
     names = tuple(item.strip() for item in divergences.split(",")) if divergences else ()
-    plan = Plan(policy=policy, divergences=names, **plan_fields)
+    with problems.noted():
+        plan = Plan(policy=policy, divergences=names, **plan_fields)
+    problems.end()
     bar = None
 
     def progress(done: int, total: int, tokens: int) -> None:
@@ -81,11 +106,14 @@ def command(
         bar.update(done - bar.n)
 
     try:
-        summary = capture(plan, progress)
+        summary = capture(plan, progress, lambda text: note(f"asdsim: {text}"))
     finally:
         if bar is not None:
             bar.close()
     row = summary.row()
+    detail(
+        f"{plan.folder}: {load_manifest(plan.folder)[0].notes.get('threads')} threads, {row['seconds']} s of decoding"
+    )
     if as_json:
         print_json("capture", {"trace": str(plan.folder), "rows": [row]})
     else:

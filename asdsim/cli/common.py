@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
+import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import UsageError, unknown_name
+from ..errors import Problems, UsageError, unknown_name
+from ..files import dump_json, read_text, shown
+from .command import is_quiet, progress_bar, threads_option
+
+__all__ = [
+    "SCHEMA_VERSION", "TracePath", "check_table", "config_option", "counted", "grid_options", "json_option", "note",
+    "note_unfinished", "print_json", "progress_bar", "rule_options", "threads_option",
+]  # fmt: skip
 
 SCHEMA_VERSION = 1
 """Of what ``--json`` prints."""
@@ -35,6 +41,8 @@ class TracePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; refuse one that leads nowhere."""
         path = Path(str(super().convert(value, param, ctx)))
+        if path.name == "manifest.json" and path.is_file():
+            path = path.parent  # the trace that it belongs to
         if self.files and not path.exists():
             fix = "give a file or a trace directory"
             raise UsageError("cannot read it: no such file or directory", where=str(path), fix=fix)
@@ -45,23 +53,33 @@ class TracePath(click.Path):
         return path
 
 
+def _toml_fix(text: str, error: Exception) -> str:
+    """Return what to write where a number lacks a digit on one side of its point, which TOML wants and flags do not."""
+    place = re.search(r"line (\d+)", str(error))
+    lines = text.split("\n")
+    line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else lines[-1]
+    number = re.search(r"(?<![\w.\"'])([-+]?)(?:\.(\d+)|(\d+)\.)(?![\w.])", line.partition("#")[0])
+    return f"write {number[1]}{number[3] or 0}.{number[2] or 0}" if number else ""
+
+
 def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
     if value is None:
         return None
+    text = read_text(value)
     try:
-        table = tomllib.loads(value.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=str(value)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"not valid TOML: {error}", where=str(value)) from None
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(
+            f"not valid TOML: {str(error)[:200]}", where=shown(value), fix=_toml_fix(text, error)
+        ) from None
     from . import COMMANDS
 
     for key, item in table.items():
         if isinstance(item, dict) and key not in COMMANDS:
-            raise UsageError(f"{value}: {unknown_name('table', key, list(COMMANDS))}")
+            raise UsageError(str(unknown_name("table", shown(key), list(COMMANDS))), where=shown(value))
     section = table.get(ctx.info_name or "", {})
     if not isinstance(section, dict):
-        raise UsageError(f"{ctx.info_name!r} is not a table", where=str(value), fix=f"write [{ctx.info_name}]")
+        raise UsageError(f"{ctx.info_name!r} is not a table", where=shown(value), fix=f"write [{ctx.info_name}]")
     values = {**{key: item for key, item in table.items() if not isinstance(item, dict)}, **section}
     known = {
         option.lstrip("-").replace("-", "_"): parameter
@@ -73,9 +91,9 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
     for key, item in values.items():
         name = key.replace("-", "_")
         if name not in known:
-            raise UsageError(f"{value}: {unknown_name('key', key, list(known))}")
+            raise UsageError(str(unknown_name("key", shown(key), list(known))), where=shown(value))
         if isinstance(item, dict):
-            raise UsageError(f"key {key!r} is a table", where=str(value), fix=f"write {key} = VALUE")
+            raise UsageError(f"key {key!r} is a table", where=shown(value), fix=f"write {key} = VALUE")
         parameter = known[name]
         if getattr(parameter, "multiple", False):
             item = item if isinstance(item, list) else [item]
@@ -123,26 +141,58 @@ def grid_options(
     return add
 
 
-def rule_options(required: bool = True, *, exact: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def rule_options(
+    required: bool = True, *, exact: bool = False, checks: Mapping[str, Callable[[Any], Any]] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the options that name settings of a rule; the command gets them as ``grids``, a list of Grid.
 
     ``grids`` is None where nothing was given and nothing is ``required``. With ``exact`` the command also gets
-    ``upper``: None, or under ``--B exact[:UPPER]`` the largest budget; the B of the grids is then 0.
+    ``upper``: None, or under ``--B exact[:UPPER]`` the largest budget (the B of the grids is then 0); and ``varied``:
+    how ASD is varied, since B, g and M may then all be left out. ``checks`` are made of other options by name, and what
+    they refuse is reported with what is wrong about the settings.
     """
-    names = ("B", "g", "M", "rule", "param", "semantics", "regret", "value", "ledger", "no_gate")
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def command(**given: Any) -> Any:
-            chosen = {name: given.pop(name) for name in names}
+            chosen = {name: given.pop(name) for name in RULE_FLAGS}
+            varied = {name: chosen[name] for name in ("semantics", "regret", "value", "ledger")}
+            varied["gate"] = not chosen["no_gate"]
+            problems = Problems()
             if exact:
-                given["upper"] = upper = _upper(chosen["B"])
+                given["varied"] = varied
+                given["upper"] = upper = problems.check(_upper, chosen["B"], chosen["ledger"])
                 if upper is not None and chosen["rule"] == "asd":
-                    if chosen["ledger"] == "none":
-                        raise UsageError("--B exact with --ledger none: no budget is looked at")
                     chosen["B"] = "0"
-            return function(grids=_grids(required, **chosen), **given)
+            axes = any(chosen[name] is not None for name in ("B", "g", "M"))
+            if exact and chosen["rule"] == "asd" and not axes and not chosen["param"]:
+                grids = problems.check(_vary, varied)
+            else:
+                grids = problems.check(grids_of, required, **chosen)
+            for name, test in (checks or {}).items():
+                problems.check(test, given[name])
+            problems.end()
+            return function(grids=grids, **given)
 
+        return rule_flags(exact)(command)
+
+    return add
+
+
+def _vary(varied: dict[str, Any]) -> None:
+    """Refuse variations of ASD that do not exist."""
+    from ..rules.settings import Grid
+
+    Grid.product(0, 0, 0, **varied)
+
+
+RULE_FLAGS = ("B", "g", "M", "rule", "param", "semantics", "regret", "value", "ledger", "no_gate")
+
+
+def rule_flags(exact: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options of :data:`RULE_FLAGS` as they are; :func:`grids_of` reads them."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
         axis = "Comma list and inclusive ranges start:stop:step; inf allowed."
         every = " exact, or exact:UPPER: every B at which something changes." if exact else ""
         options = (
@@ -170,13 +220,15 @@ def rule_options(required: bool = True, *, exact: bool = False) -> Callable[[Cal
     return add
 
 
-def _upper(B: str | None) -> float | None:
+def _upper(B: str | None, ledger: str) -> float | None:
     """Return the end of ``exact[:UPPER]``, None for a B that is a list."""
     from ..rules.settings import parse_axis
 
     word, colon, end = (B or "").strip().partition(":")
     if word != "exact":
         return None
+    if ledger == "none":
+        raise UsageError("--B exact with --ledger none: no budget is looked at")
     if not colon:
         return math.inf
     values = parse_axis("B", end)
@@ -185,12 +237,19 @@ def _upper(B: str | None) -> float | None:
     return values[0]
 
 
-def _grids(
+def grids_of(
     required: bool, B: str | None, g: str | None, M: str | None, rule: str, param: tuple[str, ...], semantics: str,
     regret: str, value: str, ledger: str, no_gate: bool,
 ) -> Any:  # fmt: skip
+    """Return the settings that the rule options name, a list of Grid; None where none was given nor is required.
+
+    Raises
+    ------
+    UsageError
+        On options that do not belong together, or settings that do not exist.
+    """
     from ..rules import get_rule
-    from ..rules.settings import Grid, rule_grids
+    from ..rules.settings import Grid, axis_values, rule_grids
 
     if rule != "asd":
         get_rule(rule)
@@ -206,20 +265,36 @@ def _grids(
         return rule_grids(rule, given)
     if param:
         raise UsageError("--param belongs to another rule than asd", fix="name one with --rule")
-    if ledger == "none":
-        B = B or "inf"
-    if no_gate:
-        g = g or "inf"
-    missing = [f"'--{name}'" for name, axis in (("B", B), ("g", g), ("M", M)) if axis is None]
-    if len(missing) == 3 and not required:
+    varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger}
+    if B is None and g is None and M is None and not required:
+        usual = {"semantics": "paper", "regret": "logit", "value": "", "ledger": "request", "no_gate": False}
+        for name, flag in (("semantics", semantics), *varied.items(), ("no_gate", no_gate)):
+            if flag != usual[name]:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} without settings would change nothing", fix="give --B, --g and --M as well")
         return None
-    if B is None or g is None or M is None:
-        raise UsageError(f"Missing option {missing[0]}", fix="--B, --g and --M belong together")
-    return [Grid.product(B, g, M, semantics, regret=regret, value=value, ledger=ledger, gate=not no_gate)]
+    axes: dict[str, Any] = {"B": B or "inf" if ledger == "none" else B, "g": g or "inf" if no_gate else g, "M": M}
+    missing = [f"'--{name}'" for name, axis in axes.items() if axis is None]
+    problems = Problems()
+    if missing:
+        text = f"Missing option{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+        problems.errors.append(UsageError(text, fix="--B, --g and --M belong together"))
+    for name, axis in axes.items():
+        if axis is not None:
+            problems.check(axis_values, name, axis)
+    problems.check(_vary, {"semantics": semantics, **varied})
+    problems.end()
+    return [Grid.product(**axes, semantics=semantics, gate=not no_gate, **varied)]
+
+
+def check_threads(threads: int) -> None:
+    """Refuse a negative number of threads."""
+    if threads < 0:
+        raise UsageError(f"--threads {threads} is negative")
 
 
 def check_table(path: Path | None) -> None:
-    """Refuse a name of a table to write that tells no format.
+    """Refuse a name of a table to write that tells no format, or whose folder is not there.
 
     Raises
     ------
@@ -228,25 +303,42 @@ def check_table(path: Path | None) -> None:
     """
     if path is not None and path.suffix not in (".parquet", ".csv"):
         raise UsageError(f"cannot tell the format of {path}", fix="name a file that ends in .parquet or .csv")
+    if path is not None and not path.parent.is_dir():
+        raise UsageError("no such directory", where=str(path.parent))
 
 
 def print_json(command: str, payload: dict[str, Any]) -> None:
     """Print one machine-readable object; NaN has no place in JSON and becomes null, an infinity ``"inf"``."""
-    click.echo(json.dumps(_plain({"schema_version": SCHEMA_VERSION, "command": command, **payload}), allow_nan=False))
+    click.echo(dump_json({"schema_version": SCHEMA_VERSION, "command": command, **payload}))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):  # numpy
-        return _plain(value.tolist())
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value
+def with_interval(values: Sequence[float | None] | None, form: str = "{:.3f}", scale: float = 1.0) -> str:
+    """Return a figure as text: ``1.23 [1.10, 1.30]`` with its 95 % interval, the value alone without one, or a dash.
+
+    Parameters
+    ----------
+    values : (value, low, high) or None
+        None or NaN where there is none.
+    form : str
+        Format of one number.
+    scale : float
+        Factor on all three, such as 100 for per cent.
+    """
+    known = [value for value in values or () if value is not None and not math.isnan(value)]
+    if not known or values is None or values[0] is None:
+        return "-"
+    text = [form.format(scale * value) for value in known]
+    return f"{text[0]} [{text[1]}, {text[2]}]" if len(text) == 3 else text[0]
+
+
+def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]], *, align: bool = False) -> None:
+    """Print a Markdown table; ``align`` pads its cells, for tables of many narrow columns."""
+    held = [header, *rows]
+    width = [max(len(row[n]) for row in held) if align else 0 for n in range(len(header))]
+    for nth, row in enumerate(held):
+        click.echo(f"| {' | '.join(cell.ljust(wide) for cell, wide in zip(row, width, strict=True))} |")
+        if nth == 0:
+            click.echo("".join(f"|{'-' * max(3, wide + 2)}" for wide in width) + "|")
 
 
 def counted(number: int, noun: str) -> str:
@@ -255,21 +347,18 @@ def counted(number: int, noun: str) -> str:
 
 
 def note(text: str) -> None:
-    """Print a remark for people on stderr."""
-    click.echo(text, err=True)
+    """Print a remark for people on stderr, unless ``--quiet``."""
+    if not is_quiet():
+        click.echo("\n".join(map(shown, text.split("\n"))), err=True)
 
 
 def note_unfinished(trace: Any) -> None:
     """Say so where a capture was not finished: figures then stand on the requests that are there."""
-    from ..trace.manifest import PLANNED
-
-    there, planned = len(trace.request_ids()), trace.manifest.notes.get(PLANNED, 0)
-    if planned > there:
-        note(f"{trace.path}: {there} of {planned} requests; the capture was not finished, --resume goes on")
+    note_planned(trace.path, trace.manifest)
 
 
-def progress_bar(total: int, what: str, unit: str) -> Any:
-    """Return a tqdm bar on stderr, silent where that is no terminal."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc=what, unit=unit, file=sys.stderr, disable=None, leave=False)
+def note_planned(path: Path, manifest: Any) -> None:
+    """Do what :func:`note_unfinished` does, before the trace is read."""
+    there = sum(shard.rows for shard in manifest.shards_of("requests"))
+    if manifest.planned > there:
+        note(f"{path}: {there} of {manifest.planned} requests; the capture was not finished, --resume goes on")

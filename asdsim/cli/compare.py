@@ -9,7 +9,8 @@ import click
 from click.core import ParameterSource
 
 from ..errors import UsageError
-from .common import TracePath, config_option, json_option, note, print_json
+from .common import TracePath, config_option, counted, json_option, note, print_json, print_rows, with_interval
+from .quality_options import seed_option
 
 if TYPE_CHECKING:
     from ..studies.compare import Comparison
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
               help="At a prefix that was not captured: drop the request, or estimate.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda")
 @click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
-@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@seed_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for a figure.")
 @json_option
 @config_option
@@ -38,10 +39,10 @@ def command(
     """Compare acceptance rules on TRACE: each at its published setting, or all at one level of risk.
 
     At a level every rule moves one parameter and the setting with the longest acceptance length within the level is
-    taken; truncate, which has no published setting, is shown at the K that is predicted to be fastest. A row is exact
-    where exact is 1; asdsim cover TRACE --rule NAME -p .. makes it so. Under --off-trace stop only exact settings are
-    taken at a level, and only exact rows are ranked. The predicted speed-up is over plain decoding,
-    one token per step and no draft (replay, calibrate, audit and timing give it over strict).
+    taken; truncate, which has no published setting, is shown at the K that is predicted to be fastest. Figures of a row
+    that is not exact are marked with ~ and have no interval; asdsim cover TRACE --rule NAME -p .. makes it exact. Under
+    --off-trace stop only exact settings are taken at a level, and only exact rows are ranked. The predicted speed-up is
+    over the target alone: one token per forward pass, which is taken to last as long as a verification.
     """
     if threads < 0:
         raise UsageError(f"--threads {threads} is negative")
@@ -54,7 +55,7 @@ def command(
     from ..studies.compare import RISKS, compare
 
     rules = [name.strip() for name in names.split(",")] if names is not None else ["asd", *NAMES]
-    found = compare(
+    comparison = compare(
         api.load(trace), rules, risk=risk, level=level, draft_cost=draft_cost, off_trace=off_trace, device=device,
         threads=threads, seed=seed,
     )  # fmt: skip
@@ -65,91 +66,104 @@ def command(
 
         words = f"asdsim compare {trace}" + ("" if level is None else f" --risk {risk} --level {level:g}")
         record = plots.provenance(f"{words} -o {output}", source={"trace": str(trace)})
-        for path in plots.save(compared_rules(found.rows, f"Rules at {title}", off_trace), output / "compare", record,
-                               {"rows": found.rows}):  # fmt: skip
+        figure = compared_rules(comparison.rows, f"Rules at {title}", off_trace)
+        for path in plots.save(figure, output / "compare", record, {"rows": comparison.rows}):
             note(f"wrote {path}")
     if as_json:
         print_json("compare", {
-            "trace": str(trace), "risk": risk, "level": level, "off_trace": off_trace, "draft_cost": found.draft_cost,
-            "draft_cost_source": found.cost_source, "rows": found.rows, "skipped": found.skipped,
+            "trace": str(trace), "risk": risk, "level": level, "off_trace": off_trace,
+            "draft_cost": comparison.draft_cost, "draft_cost_source": comparison.cost_source,
+            "speedup_over": "the target alone",
+            "unpaired_requests": comparison.unpaired, "rows": comparison.rows, "skipped": comparison.skipped,
         })  # fmt: skip
         return
-    print_table(found, title)
+    print_table(comparison, title)
 
 
-def print_table(found: Comparison, title: str) -> None:
+def print_table(comparison: Comparison, title: str) -> None:
     """Print the rows, a verdict on ASD, and what the figures may be taken for."""
     from ..plots.rules import name_of
     from ..stats import few
 
-    click.echo(f"{title}; a draft token costs {found.draft_cost:.3g} verifications ({found.cost_source})")
-    click.echo("| rule | tokens/step | accepted/step | over strict | 95 % interval | speed-up over plain "
-               "| regret max | regret/token | outputs differ | exact |")  # fmt: skip
-    click.echo("|---|---|---|---|---|---|---|---|---|---|")
-    for row in found.rows:
-        if row["mean_acceptance_length"] is None:
-            click.echo(f"| {name_of(row)} | - | - | - | - | - | - | - | - | {row['exact_share']:.2f} |")
-            continue
-        click.echo(
-            f"| {name_of(row)} | {row['mean_acceptance_length']:.2f} | {row['accepted_per_proposal']:.2f} "
-            f"| {100 * row['acceptance_length_gain']:+.1f} % | {_interval(row['gain_low'], row['gain_high'])} "
-            f"| {row['predicted_speedup']:.2f} | {row['regret_max']:.2f} | {row['regret_per_token']:.4f} "
-            f"| {100 * row['outputs_differ_share']:.0f} % | {row['exact_share']:.2f} |"
-        )
-    for text in verdict(found):
+    click.echo(f"{title}; a draft token costs {comparison.draft_cost:.3g} verifications ({comparison.cost_source})")
+    print_rows(
+        ["rule", "speed-up over the target alone, predicted", "tokens/step", "accepted/step", "over strict, 95 % (%)",
+         "regret max", "regret/token", "outputs differ (%)", "exact"],
+        [_cells(row, name_of(row), comparison.off_trace) for row in comparison.rows],
+    )  # fmt: skip
+    for text in verdict(comparison):
         click.echo(text)
-    for name, reason in found.skipped.items():
+    for name, reason in comparison.skipped.items():
         note(f"{name} left out: {reason}")
-    if any(row["rule"] == "truncate" for row in found.rows):
-        note("truncate has no published K: it is shown at the one with the highest predicted speed-up over plain")
-    partly = [row for row in found.rows if row["exact_share"] < 1.0]
-    if partly and found.off_trace == "stop":
-        note("these stand on the requests that never left the trace, no fair sample, and each on its own: "
+    if comparison.unpaired:
+        left = counted(comparison.unpaired, "request")
+        note(f"{left} left out: the strict walk is not captured, so there is nothing to compare with; "
+             "asdsim cover --B 0 --g 0 --M 0")  # fmt: skip
+    if any(row["rule"] == "truncate" for row in comparison.rows):
+        note("truncate has no published K: it is shown at the one with the highest predicted speed-up")
+    partly = [row for row in comparison.rows if not row["exact"]]
+    if partly and comparison.off_trace == "stop":
+        note("~: these stand on the requests that never left the trace, no fair sample, and each on its own: "
              + ", ".join(f"{row['rule']} {row['requests']}" for row in partly))  # fmt: skip
     elif partly:
-        note(f"estimates, since walks left the captured steps: {', '.join(row['rule'] for row in partly)}")
-    sampled = [row["rule"] for row in found.rows if row["sampled"]]
+        note(f"~: estimates, since walks left the captured steps: {', '.join(row['rule'] for row in partly)}")
+    sampled = [row["rule"] for row in comparison.rows if row["sampled"]]
     if sampled:
         note(f"{', '.join(sampled)}: a greedy trace cannot tell what sampling under them would give; see asdsim rules")
-    if text := few(*(row["requests"] for row in found.rows)):
+    if text := few(*(row["requests"] for row in comparison.rows if row["exact"])):
         note(text)
 
 
-def _interval(low: float | None, high: float | None) -> str:
-    return "-" if low is None or high is None else f"{100 * low:+.1f} .. {100 * high:+.1f} %"
+def _cells(row: dict[str, Any], name: str, off_trace: str) -> list[str]:
+    """Return a row of the table; figures that are not exact are marked."""
+    exact = "yes" if row["exact"] else f"no: {'no fair sample' if off_trace == 'stop' else 'estimate'}"
+    if not row["exact"]:
+        exact += f", exact for {100 * row['exact_share']:.0f} %"
+    gain = [row[key] for key in ("acceptance_length_gain", "gain_low", "gain_high")]
+    formats = {
+        "predicted_speedup": ("{:.2f}", 1.0), "mean_acceptance_length": ("{:.2f}", 1.0),
+        "accepted_per_proposal": ("{:.2f}", 1.0), "acceptance_length_gain": ("{:+.1f}", 100.0),
+        "regret_max": ("{:.2f}", 1.0), "regret_per_token": ("{:.4f}", 1.0), "outputs_differ_share": ("{:.0f}", 100.0),
+    }  # fmt: skip
+    cells = []
+    for key, (form, scale) in formats.items():
+        text = with_interval(gain if key == "acceptance_length_gain" else [row[key]], form, scale)
+        # Whether an output differs is known for walks that left the trace, too.
+        cells.append(text if row["exact"] or text == "-" or key == "outputs_differ_share" else f"~{text}")
+    return [name, *cells, exact]
 
 
-def verdict(found: Comparison) -> list[str]:
+def verdict(comparison: Comparison) -> list[str]:
     """Say who has the longest acceptance length, and whether ASD is behind by more than chance.
 
     Where walks that leave the trace stop, rows that are not exact stand on different requests and are not ranked.
     """
-    known = [row for row in found.rows if row["mean_acceptance_length"] is not None]
+    known = [row for row in comparison.rows if row["mean_acceptance_length"] is not None]
     aside = []
-    if found.off_trace == "stop":
-        known = [row for row in known if row["exact_share"] == 1.0]
-        if left := len(found.rows) - len(known):
-            aside = [f"{left} of {len(found.rows)} rows not ranked: not exact, on requests that are no fair sample; "
-                     "asdsim cover, or another --off-trace"]  # fmt: skip
-        elif found.level is not None:
+    if comparison.off_trace == "stop":
+        known = [row for row in known if row["exact"]]
+        if left := len(comparison.rows) - len(known):
+            aside = [f"{left} of {len(comparison.rows)} rows not ranked: not exact, on requests that are no fair "
+                     "sample; asdsim cover, or another --off-trace"]  # fmt: skip
+        elif comparison.level is not None:
             aside = ["only settings that are exact for all requests were candidates; asdsim cover adds others"]
     asd: Any = next((row for row in known if row["rule"] == "asd"), None)
     if asd is None or len(known) < 2:
         return aside
-    best = max(known, key=lambda row: (row["mean_acceptance_length"], row is asd))
-    what = "at this level" if found.level is not None else "at published settings, which differ in risk"
-    what = f"among exact rows {what}" if found.off_trace == "stop" else what
+    best: Any = max(known, key=lambda row: (row["mean_acceptance_length"], row is asd))
+    what = "at this level" if comparison.level is not None else "at published settings, which differ in risk"
+    what = f"among exact rows {what}" if comparison.off_trace == "stop" else what
     if best is asd:
-        return [f"asd has the longest acceptance length {what}", *aside, *_doubt(found, known)]
-    lines = [f"asd does not win {what}: {best['rule']} is {100 * best['against_asd']:+.1f} % longer "
-             f"({_interval(best['against_asd_low'], best['against_asd_high'])})"]  # fmt: skip
+        return [f"asd has the longest acceptance length {what}", *aside, *_doubt(comparison, known)]
+    against = [best[key] for key in ("against_asd", "against_asd_low", "against_asd_high")]
+    lines = [f"asd does not win {what}: {best['rule']} is {with_interval(against, '{:+.1f}', 100.0)} % longer"]
     ahead = [row["rule"] for row in known if row is not asd and (row["against_asd_low"] or 0.0) > 0.0]
-    lines.append(f"ahead of asd by their own 95 % interval: {', '.join(ahead) or 'none'}")
-    return [*lines, *aside, *_doubt(found, [best, asd])]
+    lines.append(f"ahead of asd by their own 95 % interval, among exact rows: {', '.join(ahead) or 'none'}")
+    return [*lines, *aside, *_doubt(comparison, [best, asd])]
 
 
-def _doubt(found: Comparison, rows: list[dict[str, Any]]) -> list[str]:
+def _doubt(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
     """Say what a verdict stands on where it is not exact."""
-    if found.off_trace == "stop" or all(row["exact_share"] == 1.0 for row in rows):
+    if comparison.off_trace == "stop" or all(row["exact"] for row in rows):
         return []
     return ["by estimate: cover the trace for these settings before believing it"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ def command(source: Path, grids: list[Grid] | None, kind: str, output: Path | No
             raise UsageError("a setting belongs to a trace", fix="name a trace directory")
         payload, lines = _file(source, kind, output)
     if as_json:
-        print_json("convert", {"source": str(source), **payload})
+        print_json("convert", {"source": source, **payload})
         return
     for line in lines:
         click.echo(line)
@@ -65,10 +64,16 @@ def _file(source: Path, kind: str, output: Path | None) -> tuple[dict[str, Any],
 
     chosen, found = read(source, kind)
     if chosen == "acceptance":
-        _write(output, found)
-        return {"format": chosen, "replayable": False, "summary": summary_of(found), "rows": found}, [
-            _totals(summary_of(found))
-        ]
+        if found.failed or found.without:
+            note(
+                f"left out: {counted(found.failed, 'request')} that failed, {found.without} without statistics of "
+                "speculative decoding"
+            )
+        _write(output, found.rows)
+        total = summary_of(found.rows)
+        payload = {"format": chosen, "replayable": False, "failed": found.failed, "without_statistics": found.without,
+                   "summary": total, "rows": found.rows}  # fmt: skip
+        return payload, [_totals(total)]
     if chosen == "asd-calibration":
         quartiles = found.quartiles()
         if output is not None and output.suffix == ".parquet":
@@ -112,9 +117,9 @@ def _write(output: Path | None, rows: list[dict[str, Any]]) -> None:
         return
     if output.suffix != ".jsonl":
         raise UsageError(f"cannot tell the format of {output}", fix="name a file that ends in .jsonl")
-    from ..trace.writer import write_atomically
+    from ..files import dump_json, write_made
 
-    write_atomically(output, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write_made(output, lambda file: file.writelines((dump_json(row) + "\n").encode() for row in rows))
     note(f"wrote {counted(len(rows), 'row')} to {output}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -29,11 +28,12 @@ def command(
 ) -> None:  # fmt: skip
     """Turn a setting of one reading of ASD into another, where one decides as the other.
 
-    CONFIG is a JSON configuration of the reference implementation: risk_budget, max_regret_per_value and
-    max_relaxed_tokens_per_block, or DSpark's B, g, m, value_scheme and block_size.
+    CONFIG is a JSON configuration of the reference implementation (risk_budget, max_regret_per_value and
+    max_relaxed_tokens_per_block, or DSpark's B, g, m, value_scheme and block_size), or the policy.json of asdsim
+    calibrate.
     """
+    from ..files import dump_json, write_atomically
     from ..formats.policies import config_of, convert_policy, read_config, setting
-    from ..trace.writer import write_atomically
 
     if config is not None:
         if B is not None or g is not None or M is not None:
@@ -48,7 +48,7 @@ def command(
         policy = setting(B, g, M, source)
     made = convert_policy(policy, to, K)
     if output is not None:
-        write_atomically(output, (json.dumps(config_of(made, to), indent=2) + "\n").encode())
+        write_atomically(output, dump_json(config_of(made, to), indent=2) + "\n")
         note(f"wrote {output}")
     if as_json:
         row = {

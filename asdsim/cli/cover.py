@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, counted, json_option, note, print_json, progress_bar, rule_options
+from .common import (
+    TracePath,
+    config_option,
+    counted,
+    json_option,
+    note,
+    note_planned,
+    print_json,
+    progress_bar,
+    rule_options,
+    threads_option,
+)
 
 if TYPE_CHECKING:
     from ..capture.cover import Progress
@@ -28,6 +39,9 @@ if TYPE_CHECKING:
 @click.option("--target", help="Where the target is now, if no longer under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@click.option("--resume", is_flag=True, expose_value=False,
+              help="As in capture; not needed, since cover always goes on from what is there.")  # fmt: skip
+@threads_option
 @json_option
 @config_option
 def command(
@@ -44,7 +58,9 @@ def command(
         if value is not None and not lowest <= value < float("inf"):
             raise UsageError(f"--{flag} {value} is out of range", fix=f"give a number of at least {lowest}")
     from ..live.cover import cover_trace
+    from ..trace.reader import load_manifest
 
+    note_planned(trace, load_manifest(trace)[0])
     with progress_bar(1, "cover", "pair") as bar:
 
         def report(progress: Any) -> None:

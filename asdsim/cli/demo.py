@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .common import config_option, json_option, note, print_json, progress_bar
+from .common import config_option, json_option, note, print_json, progress_bar, threads_option
 
 TASKS = "gsm8k,humaneval,mt-bench"
 COVERED: dict[str, Any] = {"B": "0,2,4,8", "g": ".1,.25,.5", "M": "1,2"}
@@ -19,6 +19,7 @@ GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True,
               help="Folder for the trace, the sweep and the figures.")  # fmt: skip
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@threads_option
 @json_option
 @config_option
 def command(out: Path, offline: bool, as_json: bool) -> None:

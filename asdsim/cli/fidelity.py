@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, counted, json_option, note, print_json
+from .common import TracePath, config_option, counted, json_option, note, print_json, print_rows, with_interval
+from .quality_options import seed_option
 
 SHORT = {
     "mean_acceptance_length": "tokens/step",
@@ -22,7 +23,7 @@ SHORT = {
 @click.option("--g", "g", metavar="LIST", help="Gates.")
 @click.option("--M", "M", metavar="LIST", help="Caps.")
 @click.option("--semantics", default="paper", show_default=True, help="Which reading of the rule.")
-@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@seed_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for a figure of the errors.")
 @json_option
 @config_option
@@ -35,8 +36,6 @@ def command(
     Hides the steps that cover added, estimates every setting from the captured path alone, and compares with the exact
     walk. Settings that act as strict matching everywhere are left out.
     """
-    if seed < 0:
-        raise UsageError(f"--seed {seed} is negative")
     given = [axis is not None for axis in (B, g, M)]
     if any(given) and not all(given):
         raise UsageError("--B, --g and --M belong together", fix="give all three, or none for the covered grids")
@@ -49,29 +48,33 @@ def command(
     from ..trace.covered import covered_settings
 
     source = api.load(trace)
-    found = measure(source, grid or covered_settings(source), seed=seed)
+    measured = measure(source, grid or covered_settings(source), seed=seed)
     if as_json:
         print_json("fidelity", {
-            "trace": str(trace), "requests": found.requests, "summary": found.summary.to_dicts(),
-            "rows": found.settings.to_dicts(),
+            "trace": str(trace), "requests": measured.requests, "summary": measured.summary.to_dicts(),
+            "rows": measured.settings.to_dicts(),
         })  # fmt: skip
     else:
-        settings = counted(found.summary["settings"][0], "setting")
-        click.echo(f"{counted(found.requests, 'request')}, {settings} with a relaxed token")
-        click.echo("| estimate | figure | mean error | 95 % interval | worst setting | bias |")
-        click.echo("|---|---|---|---|---|---|")
-        for row in found.summary.to_dicts():
-            click.echo(
-                f"| {row['estimator']} | {SHORT[row['figure']]} | {100 * row['mean_error']:.1f} % "
-                f"| {100 * row['mean_low']:.1f} - {100 * row['mean_high']:.1f} % | {100 * row['worst_error']:.1f} % "
-                f"| {100 * row['bias']:+.1f} % |"
-            )
-        if text := few(found.requests):
+        settings = counted(measured.summary["settings"][0], "setting")
+        click.echo(f"{counted(measured.requests, 'request')}, {settings} with a relaxed token")
+        print_rows(
+            ["estimate", "figure", "mean error (%)", "worst setting (%)", "bias (%)"],
+            [
+                [
+                    row["estimator"], SHORT[row["figure"]],
+                    *(with_interval([row[f"{kind}_error"], row[f"{kind}_low"], row[f"{kind}_high"]], "{:.1f}", 100.0)
+                      for kind in ("mean", "worst")),
+                    f"{100 * row['bias']:+.1f}",
+                ]
+                for row in measured.summary.to_dicts()
+            ],
+        )  # fmt: skip
+        if text := few(measured.requests):
             note(text)
     if output is not None:
         from ..plots import draw as plots
         from ..plots import exact as plots_exact
 
         record = plots.provenance(f"asdsim fidelity {trace} -o {output}", source={"trace": str(trace)})
-        for path in plots.save(plots_exact.fidelity_errors(found.settings), output / "fidelity", record):
+        for path in plots.save(plots_exact.fidelity_errors(measured.settings), output / "fidelity", record):
             note(f"wrote {path}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..files import shown
 from .common import TracePath, config_option, json_option, print_json
 
 
@@ -24,7 +25,7 @@ def command(trace: Path, no_checksums: bool, as_json: bool) -> None:
     from ..evaluate.summary import summarise
     from ..trace.reader import read_trace
 
-    summary = summarise(read_trace(trace, verify=not no_checksums))
+    summary = summarise(read_trace(trace, verify=not no_checksums, narrow=True))
     if as_json:
         print_json("inspect", {"trace": str(trace), **summary})
     else:
@@ -40,8 +41,8 @@ def render(path: str, summary: dict[str, Any]) -> list[str]:
         f"  target     {_model(summary['target'])}",
         f"  drafter    {_model(summary['drafter'])}",
         f"  captured   rule {_flat(summary['rule'])}; K {summary['K']}; stop {summary['stop']}, at most "
-        f"{summary['max_new_tokens']} tokens; logits {summary['logits_dtype']} on {summary['device']}; seed "
-        f"{summary['seed']}",
+        f"{summary['max_new_tokens']} tokens; logits {shown(summary['logits_dtype'])} on {shown(summary['device'])}; "
+        f"seed {summary['seed']}",
         f"  checksum   {summary['checksum']}",
         f"  requests   {summary['requests']}{_unfinished(summary)}",
         f"  steps      {summary['steps']} ({summary['steps_on_captured_path']} on the captured path, "
@@ -60,7 +61,7 @@ def render(path: str, summary: dict[str, Any]) -> list[str]:
         ("all", {"requests": summary["requests"], **summary["strict_acceptance"]}),
     ]:
         lines.append(
-            f"    {name:<14}{row['requests']:>9}{row['num_spec_steps']:>8}{row['completion_tokens']:>9}"
+            f"    {shown(name):<14}{row['requests']:>9}{row['num_spec_steps']:>8}{row['completion_tokens']:>9}"
             f"{_number(row['mean_acceptance_length'], 3):>13}{_span(row['mean_acceptance_length_interval']):>15}"
             f"{_number(row['accepted_per_proposal'], 3):>19}{_span(row['accepted_per_proposal_interval']):>15}"
         )
@@ -79,20 +80,18 @@ def render(path: str, summary: dict[str, Any]) -> list[str]:
 
 
 def _unfinished(summary: dict[str, Any]) -> str:
-    from ..trace.manifest import PLANNED
-
-    planned = summary["notes"].get(PLANNED, 0)
+    planned = summary["planned_requests"]
     return f" of {planned}: asdsim capture --resume goes on" if planned > summary["requests"] else ""
 
 
 def _model(described: dict[str, Any]) -> str:
     name = described.get("name", "?")
     rest = {key: value for key, value in described.items() if key != "name"}
-    return f"{name} ({_flat(rest)})" if rest else str(name)
+    return f"{shown(name)} ({_flat(rest)})" if rest else shown(name)
 
 
 def _flat(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {_text(value)}" for key, value in values.items())
+    return ", ".join(f"{shown(key)} {_text(value)}" for key, value in values.items())
 
 
 def _text(value: Any) -> str:
@@ -100,7 +99,7 @@ def _text(value: Any) -> str:
         return f"[{_flat(value)}]"
     if isinstance(value, list):
         return ",".join(_text(item) for item in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else shown(value)
 
 
 def _span(ends: list[float] | None) -> str:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import UsageError
+from .common import note, print_rows, with_interval
 
 if TYPE_CHECKING:
     from ..evaluate.cost import CostModel
     from ..evaluate.quality import Quality
+    from ..evaluate.scorers import Decode, TaskScorer
     from ..trace.reader import Trace
 
 FORMATS = {
+    "speed_up_plain": ("speed-up over the target alone, predicted", "{:.3f}"),
+    "speed_up": ("speed-up over strict, predicted", "{:.3f}"),
     "mean_acceptance_length": ("tokens per step", "{:.3f}"),
     "accepted_per_proposal": ("accepted drafts per step", "{:.3f}"),
     "acceptance_length_gain": ("gain in tokens per step (%)", "{:+.1f}"),
     "tokens_per_second": ("tokens per second, predicted", "{:.1f}"),
-    "speed_up": ("speed-up over strict, predicted", "{:.3f}"),
     "relaxed_per_token": ("relaxed tokens per token", "{:.4f}"),
     "regret_spent_mean": ("regret per request (logits)", "{:.3f}"),
     "regret_per_token": ("regret per token (logits)", "{:.4f}"),
@@ -38,12 +43,27 @@ FORMATS = {
 """How a figure is called and written."""
 
 
+def _whole_number(_context: click.Context, parameter: click.Parameter, value: int) -> int:
+    if value < 0:
+        raise UsageError(f"--{parameter.name} {value} is negative")
+    return value
+
+
+def seed_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--seed`` of a bootstrap."""
+    return click.option(
+        "--seed", default=0, show_default=True, metavar="N", callback=_whole_number,
+        help="Fixes which requests each bootstrap resample draws, and the parts of --split where there is one: the "
+        "same seed gives the same intervals.",
+    )(function)  # fmt: skip
+
+
 def bootstrap_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--resamples`` and ``--seed``."""
-    function = click.option(
-        "--seed", default=0, show_default=True, help="Of the bootstrap, and of --split where there is one."
-    )(function)
-    return click.option("--resamples", default=2000, show_default=True, help="Of the bootstrap.")(function)
+    return click.option(
+        "--resamples", default=2000, show_default=True, metavar="N",
+        help="Bootstrap resamples of the requests behind each interval.",
+    )(seed_option(function))  # fmt: skip
 
 
 def cost_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,11 +74,68 @@ def cost_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """How outputs are read and scored, as the options say.
+
+    Attributes
+    ----------
+    chosen : mapping of str to str
+        Scorer by task, where one was named.
+    allow_code : bool
+        Whether programs that the model wrote may be run, each for ``timeout`` seconds with ``memory`` megabytes.
+    tokenizer : str or None
+        Name or directory of the target's tokenizer, if not under its own name.
+    offline : bool
+        Use only what is on this machine.
+    """
+
+    chosen: Mapping[str, str]
+    allow_code: bool
+    timeout: float
+    memory: int
+    tokenizer: str | None
+    offline: bool
+
+    @property
+    def asked(self) -> bool:
+        """Whether an option asks for scores."""
+        return bool(self.chosen) or self.allow_code
+
+    def decoder(self, trace: Trace) -> Decode:
+        """Return what turns token ids of a trace into text."""
+        from ..engines.transformers.text import load_decoder
+
+        return load_decoder(trace.manifest.target, tokenizer=self.tokenizer, offline=self.offline)
+
+    def scorer(self, trace: Trace) -> TaskScorer:
+        """Return what scores the outputs of a trace."""
+        from ..evaluate.scorers import make_scorer
+
+        return make_scorer(
+            trace.request_records(), self.decoder(trace), chosen=self.chosen, allow_code=self.allow_code,
+            timeout=self.timeout, memory=self.memory << 20,
+        )  # fmt: skip
+
+
 def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of scoring."""
+    """Add the options of scoring; the command gets them as ``scoring``."""
+
+    @wraps(function)
+    def command(**given: Any) -> Any:
+        from ..evaluate.scorers import parse_chosen
+
+        names = ("allow_code", "timeout", "memory", "tokenizer", "offline")
+        values = {name: given.pop(name) for name in names}
+        if not values["timeout"] > 0 or values["memory"] < 64:
+            raise UsageError("a program needs some time and 64 MB at least", fix="raise --timeout or --memory")
+        return function(scoring=Scoring(parse_chosen(given.pop("scorers")), **values), **given)
+
     options = (
-        click.option("--scorer", "scorers", multiple=True, metavar="TASK=NAME",
-                     help="gsm8k, humaneval or exact for a task; by default by the task's name."),
+        click.option("--scorer", "scorers", multiple=True, metavar="TASK=SCORER",
+                     help="How a task is scored, if not by its name: gsm8k, humaneval, exact, contains (the reference "
+                     "is in the output), regex:PATTERN (found in it; a group must equal the reference), or "
+                     "MODULE:FUNCTION of yours, called with output and reference."),
         click.option("--allow-code-execution", "allow_code", is_flag=True,
                      help="Run the programs that the model wrote (humaneval), in a limited process."),
         click.option("--timeout", default=5.0, show_default=True, help="Seconds that one program may take."),
@@ -66,9 +143,10 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--tokenizer", help="Name or directory of the target's tokenizer, if not under its own name."),
         click.option("--offline", is_flag=True, help="Use only what is on this machine."),
     )  # fmt: skip
+    with_options: Callable[..., Any] = command
     for option in reversed(options):
-        function = option(function)
-    return function
+        with_options = option(with_options)
+    return with_options
 
 
 def cost_of(spec: str, trace: Trace) -> CostModel | None:
@@ -81,30 +159,38 @@ def cost_of(spec: str, trace: Trace) -> CostModel | None:
 
 
 def shown(name: str, values: Any) -> str:
-    """Return a figure with its interval, or a dash."""
-    if values is None or values[0] is None:
-        return "-"
-    text, factor = FORMATS[name][1], 100.0 if FORMATS[name][0].endswith(("(%)", "(points)")) else 1.0
-    value = text.format(factor * values[0])
-    if values[1] is None:
-        return value
-    return f"{value} [{text.format(factor * values[1])}, {text.format(factor * values[2])}]"
+    """Return a figure with its interval, or a dash; see :func:`asdsim.cli.common.with_interval`."""
+    label, form = FORMATS[name]
+    return with_interval(values, form, 100.0 if label.endswith(("(%)", "(points)")) else 1.0)
 
 
 def print_columns(columns: dict[str, dict[str, Any]], names: Iterable[str]) -> None:
-    """Print figures as a Markdown table, one row per figure, one column per row of a Quality (or ready text)."""
-    rows = [name for name in names if any(name in column for column in columns.values())]
-    click.echo(f"| figure, 95 % interval | {' | '.join(columns)} |")
-    click.echo("|---" * (len(columns) + 1) + "|")
-    for name in rows:
+    """Print figures as a table, one row per figure, one column per row of a Quality (or ready text).
+
+    A column that is not exact says so: in its head, and by ``~`` before each of its figures.
+    """
+    inexact = [column.get("exact") is False for column in columns.values()]
+    heads = [f"{head}, NOT EXACT" if marked else head for head, marked in zip(columns, inexact, strict=True)]
+    rows = []
+    for name in (name for name in names if any(name in column for column in columns.values())):
         cells = []
-        for column in columns.values():
+        for column, marked in zip(columns.values(), inexact, strict=True):
             value = column.get(name)
             text = value if isinstance(value, str) else shown(name, value)
             if name == "accuracy_change" and text != "-" and column.get("strict_right") == 0:
                 text += ", strict has none right"
-            cells.append(text)
-        click.echo(f"| {FORMATS[name][0]} | {' | '.join(cells)} |")
+            cells.append(f"~{text}" if marked and text != "-" else text)
+        rows.append([FORMATS[name][0], *cells])
+    print_rows(["figure, 95 % interval", *heads], rows)
+    if any(inexact):
+        note("~: not exact, and so without an interval; asdsim cover makes it so")
+
+
+def note_baselines(quality: Quality) -> None:
+    """Say what the predicted speed-ups are over."""
+    if "speed_up" in quality.figures:
+        note("speed-ups are predicted from step times: over the target alone (one token per forward pass, taken to "
+             "last as long as a verification), and over strict speculative decoding with the same drafter")  # fmt: skip
 
 
 def plain_row(quality: Quality, setting: int = 0) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,17 @@ import click
 from .common import (
     TracePath,
     check_table,
+    check_threads,
     config_option,
     counted,
     json_option,
     note,
     note_unfinished,
     print_json,
+    print_rows,
     progress_bar,
     rule_options,
+    with_interval,
 )
 from .quality_options import cost_of
 
@@ -28,27 +31,39 @@ if TYPE_CHECKING:
     from ..evaluate.cost import CostModel
     from ..result import Result
     from ..rules.settings import Grid
+    from ..trace.reader import Trace
 
 MAX_ROWS = 24
 """Rows that the table on a terminal shows."""
 
-TABLE = [
-    "B", "g", "M", "requests", "exact_share", "mean_acceptance_length", "accepted_per_proposal",
-    "strict_mean_acceptance_length", "relaxed_tokens", "regret_spent_mean", "regret_spent_max",
-]  # fmt: skip
-SHORT = {
-    "B_to": "B to",
-    "exact_share": "exact", "mean_acceptance_length": "tokens/step", "accepted_per_proposal": "accepted/step",
-    "strict_mean_acceptance_length": "strict tokens/step", "relaxed_tokens": "relaxed",
-    "regret_spent_mean": "regret mean", "regret_spent_max": "regret max",
-}  # fmt: skip
+INEXACT = "~"
+"""Stands before every figure of a row that is not exact."""
+
+FIGURES = ("mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "regret_spent_mean")
+SPEED = ("tokens_per_second", "speed_up_plain", "speed_up")
+
+
+def _check_off_trace(name: str | None) -> None:
+    from ..walk.off_trace import off_trace_mode
+
+    if name is not None:
+        off_trace_mode(name)
+
+
+def _check_device(name: str) -> None:
+    from ..walk.sweep import choose_device
+
+    choose_device(name)
 
 
 @click.command("replay")
 @click.argument("trace", type=TracePath())
-@rule_options(exact=True)
-@click.option("--off-trace", default="stop", show_default=True, metavar="stop|aligned|recorded|pooled",
-              help="At a prefix that was not captured: drop the request (exact), or estimate.")  # fmt: skip
+@rule_options(exact=True, checks={
+    "off_trace": _check_off_trace, "device": _check_device, "threads": check_threads, "output": check_table,
+})  # fmt: skip
+@click.option("--off-trace", metavar="stop|aligned|recorded|pooled", show_default="stop; pooled where neither named "
+              "nor covered", help="At a prefix that was not captured: drop the request (the row is then not exact), or "
+              "estimate.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|reference")
 @click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
 @click.option(
@@ -60,158 +75,198 @@ SHORT = {
 @click.option(
     "--intervals",
     is_flag=True,
-    help="Give --json the 95 % intervals that the printed table has (not for pooled and the oracle).",
+    help="Give --json the 95 % intervals that the printed table has; null in rows that are not exact.",
 )
 @click.option(
     "--cost",
     metavar="NAME|FILE",
     default="none",
     show_default=True,
-    help="Predict the speed-up over strict from step times: trace (its own), a published name, or a table (CSV, JSON).",
+    help="Predict the speed-up over the target alone and over strict from step times: trace (its own), a published "
+    "name, or a table (CSV, JSON).",
 )
 @json_option
 @config_option
 def command(
-    trace: Path, grids: list[Grid], upper: float | None, off_trace: str, device: str, threads: int,
-    output: Path | None, intervals: bool, cost: str, as_json: bool,
+    trace: Path, grids: list[Grid] | None, upper: float | None, varied: dict[str, Any], off_trace: str | None,
+    device: str, threads: int, output: Path | None, intervals: bool, cost: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Walk TRACE under every combination of B, g and M, or of another rule's parameters.
 
-    A row is exact where exact_share is 1: every walk then met captured steps only. Otherwise, with --off-trace stop,
-    the row stands on the requests that stayed on the trace (no fair sample), and with the others it is an
-    estimate; asdsim fidelity says how far off these are.
+    Without settings, those that TRACE is covered for are shown; where none is covered, a default grid by estimate.
+
+    A row is exact where every walk met captured steps only. Any other is marked with ~, and has neither an interval
+    nor, under --off-trace stop, a gain: it stands on the requests that stayed on the trace, which are no fair sample.
+    Under the other modes it is an estimate; asdsim fidelity says how far off these are.
 
     --B exact finds every budget at which some decision changes, for each g and M; a row then holds from its B up to
     below the next one, and rows are shown by B.
     """
-    from ..errors import UsageError
-
-    if threads < 0:
-        raise UsageError(f"--threads {threads} is negative")
-    check_table(output)
-    if output is not None and not output.parent.is_dir():
-        raise UsageError("no such directory", where=str(output.parent))
     from .. import result as api
 
-    total = sum(len(grid) for grid in grids)
-    source: Any = trace if len(grids) == 1 else api.load(trace)
-    with progress_bar(total, "replay", "setting") as bar:
-        how: dict[str, Any] = {"off_trace": off_trace, "device": device, "threads": threads}
+    source = api.load(trace)
+    if grids is None:
+        grid, mode = api.default_settings(source, **varied)
+        note_default(source, grid, off_trace or mode)
+    else:
+        grid, mode = grids[0], "stop"
+    chosen = [grid] if grids is None else grids
+    with progress_bar(sum(map(len, chosen)), "replay", "setting") as bar:
+        how: dict[str, Any] = {"off_trace": off_trace or mode, "device": device, "threads": threads, "note": note}
         if upper is None:
-            results = [api.replay_grid(source, grid, progress=bar.update, note=note, **how) for grid in grids]
+            results = [api.replay_grid(source, grid, progress=bar.update, **how) for grid in chosen]
         else:
-            results = api.replay_grid_breakpoints(source, grids[0], upper=upper, progress=bar.update, note=note, **how)
-    note_unfinished(results[0].trace)
+            results = api.replay_grid_breakpoints(source, grid, upper=upper, progress=bar.update, **how)
+    note_unfinished(source)
     total = sum(map(len, results))
     if output is not None:
         api.write_results(results, output)
         note(f"wrote {counted(total, 'row')} to {output}")
-    model = cost_of(cost, results[0].trace)
+    model = cost_of(cost, source)
+    if not results[0].has_intervals and (intervals or model is not None):
+        note("no interval and no predicted speed: these need one walk for each request, on --device cpu or cuda and "
+             "not pooled")  # fmt: skip
     if as_json:
         rows = [row for result in results for row in result.rows()]
         if intervals or model is not None:
-            found = [one for result in results for one in _intervals(result, range(len(result)), model)]
-            rows = [{**row, "intervals": one} for row, one in zip(rows, found, strict=True)]
+            ends = [row for result in results for row in _intervals(result, range(len(result)), model)]
+            rows = [{**row, "intervals": held} for row, held in zip(rows, ends, strict=True)]
         print_json("replay", {"trace": str(trace), **results[0].provenance(), "settings": total, "rows": rows})
     else:
         print_table(results, model)
+
+
+def note_default(trace: Trace, shown: Grid, mode: str) -> None:
+    """Say what is shown where no setting was named, and what is covered besides."""
+    from ..trace.covered import covered_grids, covered_like
+
+    if covered_like(trace, shown) is None:
+        note(f"no setting named, and none covered: {counted(len(shown), 'setting')} by --off-trace {mode}; "
+             "asdsim cover makes settings exact")  # fmt: skip
+    else:
+        note(f"no setting named: the {counted(len(shown), 'setting')} that the trace is covered for")
+    others: dict[str, None] = {}
+    for grid in covered_grids(trace.manifest.grids):
+        if grid.layout.rule != "asd":
+            others[f"--rule {grid.layout.rule}"] = None
+        elif (grid.reading, grid.layout) != (shown.reading, shown.layout):
+            others[" ".join(["--semantics", grid.semantics, grid.parameters(0)]).strip()] = None
+    if others:
+        note(f"covered as well, and not shown: {', '.join(others)}")
 
 
 def print_table(results: list[Result], cost: CostModel | None = None) -> None:
     """Print the rows, and what the figures may be taken for."""
     import polars as pl
 
-    whole = pl.concat([result.frame() for result in results])
-    asd = whole["rule"][0] == "asd"
-    exact = "B_to" in whole.columns
-    names = [name for name in TABLE if asd or name not in ("B", "g", "M")]
-    if (whole["parameters"] != "").any():
-        names.insert(3 if asd else 0, "parameters")
-    if not asd:
-        names.insert(0, "rule")
-    if exact:
-        names.insert(1, "B_to")
-    frame = whole.select(names).rename(SHORT, strict=False).with_row_index("row")
-    plain = [
-        pl.col(name).map_elements(lambda value: f"{value:g}", return_dtype=pl.String)
-        for name in ("B", "g", "M")
-        if name in names and not (exact and name == "B")
-    ]
-    if exact:  # all digits: the very float decides
-        plain += [pl.col(name).map_elements(repr, return_dtype=pl.String).alias(name) for name in ("B", "B to")]
-    if exact or len(frame) <= MAX_ROWS:  # thresholds are a list: by B, for each g and M
+    frame = pl.concat([result.frame() for result in results]).with_row_index("row")
+    thresholds = "B_to" in frame.columns
+    if thresholds or len(frame) <= MAX_ROWS:  # thresholds are a list: by B, for each g and M
         shown = frame.head(MAX_ROWS)
     else:
-        best = [pl.col("exact") == 1.0, pl.col("tokens/step")]
+        best = ["exact", "mean_acceptance_length"]
         shown = frame.sort(best, descending=True, nulls_last=True).head(MAX_ROWS)
-    shown = _with_intervals(results, shown, cost)
-    with pl.Config(
-        tbl_rows=MAX_ROWS, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True,
-        float_precision=3, tbl_width_chars=230 if exact or cost else 190, tbl_formatting="ASCII_MARKDOWN",
-        fmt_str_lengths=60,
-    ):  # fmt: skip
-        click.echo(str(shown.with_columns(plain)))
+    rows = shown.to_dicts()
+    _put_intervals(results, rows, cost)
+    columns = _columns(frame, rows, results[0].graph.num_requests)
+    print_rows([*columns], [[cell(row) for cell in columns.values()] for row in rows], align=True)
     if len(frame) > MAX_ROWS:
-        order = "by B for each g and M" if exact else "exact and longest first"
+        order = "by B for each g and M" if thresholds else "exact and longest first"
         note(f"{MAX_ROWS} of {len(frame)} settings shown, {order}; -o FILE or --json for all")
-    partly = int((frame["exact"] < 1.0).sum())
-    if exact:
+    partly = int((~frame["exact"]).sum())
+    if thresholds:
         note(f"exact: {len(frame) - partly} of {counted(len(frame), 'row')}")
     if partly:
-        meaning = {
-            "stop": "means over the requests that never left the trace, no fair sample",
-            "aligned": "estimates",
-            "recorded": "estimates",
-            "pooled": "estimates",
-        }[results[0].off_trace]
-        note(f"exact < 1: {partly} of {counted(len(frame), 'setting')}, {meaning}")
+        from ..walk.off_trace import OFF_TRACE
+
+        mode = OFF_TRACE[results[0].off_trace]
+        note(f"exact < 1: {partly} of {counted(len(frame), 'setting')}, {mode.note}; marked {INEXACT}")
+    _note_baseline(frame, results[0])
     from ..stats import few
 
-    tried = results[0].off_trace != "pooled" and results[0].device != "reference"
-    if tried and (text := few(*shown["requests"].to_list())):
+    sure = [row["requests"] for row in rows if row["exact"] and row["paired_requests"] == row["requests"]]
+    if results[0].has_intervals and sure and (text := few(*sure)):
         note(text)
 
 
-INTERVALS = {"tokens/step": "mean_acceptance_length", "regret mean": "regret_spent_mean"}
-"""Columns of the table that an interval is shown beside."""
+def _note_baseline(frame: pl.DataFrame, result: Result) -> None:
+    """Say so where the baseline is not strict matching, or not known for the requests of a row."""
+    baseline = frame["baseline"][0]
+    if not baseline.startswith("strict"):
+        note(f"the baseline is {baseline}: no setting of this reading is strict by token id")
+    unpaired = frame.filter(frame["paired_requests"] < frame["requests"])
+    if len(unpaired):
+        known, all_of = max(unpaired["paired_requests"].to_list()), result.graph.num_requests
+        note(f"the strict walk is captured for {known} of {all_of} requests, so there is no gain over strict; "
+             f"asdsim cover {result.trace.path} --B 0 --g 0 --M 0 adds the others")  # fmt: skip
 
 
-def _intervals(result: Result, rows: Sequence[int], cost: CostModel | None) -> list[dict[str, list[float]]]:
-    """Return the 95 % intervals of some rows, by figure: [value, low, high]; none for pooled and the oracle."""
-    from ..evaluate.quality import judge, take
+def _columns(
+    frame: pl.DataFrame, rows: Sequence[dict[str, Any]], requests: int
+) -> dict[str, Callable[[dict[str, Any]], str]]:
+    """Return what the table shows: how each column is called, and its text of a row."""
 
-    if result.off_trace == "pooled" or result.device == "reference" or not result.graph.num_requests or not len(rows):
+    def number(name: str, form: str = "{:.3f}", scale: float = 1.0) -> Callable[[dict[str, Any]], str]:
+        def cell(row: dict[str, Any]) -> str:
+            text = with_interval(row["intervals"].get(name) or [row.get(name)], form, scale)
+            return text if text == "-" or row["exact"] else INEXACT + text
+
+        return cell
+
+    def head(text: str, name: str) -> str:
+        return f"{text}, 95 %" if any(row["intervals"].get(name) for row in rows) else text
+
+    asd, thresholds = frame["rule"][0] == "asd", "B_to" in frame.columns
+    # All digits of a threshold: the very float decides.
+    axis = repr if thresholds else "{:g}".format
+    base = "strict" if frame["baseline"][0].startswith("strict") else "B=0"
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {}
+    if asd:
+        columns["B"] = lambda row: axis(row["B"])
+        if thresholds:
+            columns["B to"] = lambda row: axis(row["B_to"])
+        columns |= {"g": lambda row: f"{row['g']:g}", "M": lambda row: f"{row['M']:g}"}
+    else:
+        columns["rule"] = lambda row: row["rule"]
+    if (frame["parameters"] != "").any():
+        columns["parameters"] = lambda row: row["parameters"]
+    columns["exact"] = lambda row: f"{round((row['exact_share'] or 0.0) * requests)} of {requests}"
+    columns |= {
+        head("tokens/step", "mean_acceptance_length"): number("mean_acceptance_length"),
+        "accepted/step": number("accepted_per_proposal"),
+        f"{base} tokens/step": number("strict_mean_acceptance_length"),
+        head(f"over {base}, %", "acceptance_length_gain"): number("acceptance_length_gain", "{:+.1f}", 100.0),
+        "relaxed": number("relaxed_tokens", "{:.0f}"),
+        head("regret mean", "regret_spent_mean"): number("regret_spent_mean"),
+        "regret max": number("regret_spent_max"),
+    }
+    for name, over in (("speed_up_plain", "the target alone"), ("speed_up", base)):
+        if any(name in row["intervals"] for row in rows):
+            columns[f"predicted speed-up over {over}, 95 %"] = number(name)
+    return columns
+
+
+def _intervals(result: Result, rows: Sequence[int], cost: CostModel | None) -> list[dict[str, list[float] | None]]:
+    """Return figures of some rows with their 95 % intervals, as [value, low, high].
+
+    None where a row is not exact, or has other requests than its baseline; nothing at all for pooled and the oracle.
+    """
+    from ..evaluate.quality import Evaluator
+
+    if not result.has_intervals or not result.graph.num_requests or not len(rows):
         return [{} for _ in rows]
-    names = ["mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "regret_spent_mean"]
-    if cost is not None:
-        names += ["tokens_per_second", "speed_up"]
-    quality = judge(
-        result.trace, take(result.grid, rows), cost=cost, figures=names, off_trace=result.off_trace,
-        device=result.device, graph=result.graph,
-    )  # fmt: skip
-    found = [quality.row(n) for n in range(len(rows))]
-    return [{name: row[name] for name in names if row[name][1] is not None} for row in found]
+    names = [*FIGURES, *(SPEED if cost is not None else ())]
+    evaluator = Evaluator(result.trace, cost=cost, device=result.device, graphs={result.grid.layout: result.graph})
+    quality = evaluator.evaluate(result.grid[rows], figures=names, off_trace=result.off_trace)
+    held = [quality.row(n) for n in range(len(rows))]
+    return [{name: row[name] if row[name][1] is not None else None for name in names} for row in held]
 
 
-def _with_intervals(results: list[Result], shown: pl.DataFrame, cost: CostModel | None) -> pl.DataFrame:
-    """Put 95 % intervals beside the means of the rows of a table; ``row`` counts through all results."""
-    import polars as pl
-
-    texts: dict[int, dict[str, list[float]]] = {}
+def _put_intervals(results: list[Result], shown: list[dict[str, Any]], cost: CostModel | None) -> None:
+    """Put what has a 95 % interval into the rows of a table as ``intervals``; ``row`` counts through all results."""
     first = 0
     for result in results:
-        here = [row for row in shown["row"].to_list() if first <= row < first + len(result)]
-        texts.update(zip(here, _intervals(result, [row - first for row in here], cost), strict=True))
+        here = [row for row in shown if first <= row["row"] < first + len(result)]
+        for row, held in zip(here, _intervals(result, [row["row"] - first for row in here], cost), strict=True):
+            row["intervals"] = {name: values for name, values in held.items() if values is not None}
         first += len(result)
-    order = shown["row"].to_list()
-    shown = shown.drop("row")
-    for column, name in INTERVALS.items():
-        if not any(name in texts[row] for row in order):
-            continue
-        cells = ["{:.3f} - {:.3f}".format(*texts[row][name][1:]) if name in texts[row] else "-" for row in order]
-        shown.insert_column(shown.columns.index(column) + 1, pl.Series(f"{column}, 95 %", cells, dtype=pl.String))
-    if any("speed_up" in texts[row] for row in order):
-        made = ["{:.3f} ({:.3f} - {:.3f})".format(*texts[row]["speed_up"]) if "speed_up" in texts[row] else None
-                for row in order]  # fmt: skip
-        shown = shown.with_columns(pl.Series("predicted speed-up over strict, 95 %", made, dtype=pl.String))
-    return shown

@@ -8,7 +8,17 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, json_option, note, print_json, progress_bar
+from .common import (
+    TracePath,
+    config_option,
+    json_option,
+    note,
+    print_json,
+    print_rows,
+    progress_bar,
+    threads_option,
+    with_interval,
+)  # fmt: skip
 from .quality_options import bootstrap_options, check_resamples, cost_of, cost_option
 
 
@@ -24,6 +34,7 @@ from .quality_options import bootstrap_options, check_resamples, cost_of, cost_o
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
 @cost_option
 @bootstrap_options
+@threads_option
 @json_option
 @config_option
 def command(
@@ -43,63 +54,66 @@ def command(
     from .. import result as api
     from ..live.timing import RUNS, time_policy
     from ..stats import few
-    from ..studies.calibrate import read_policy
+    from ..studies.frozen import read_policy
 
     grid, record = read_policy(policy)
     model = None if cost == "trace" else cost_of(cost, api.load(trace))
     with progress_bar(3 * limit, "timing", "request") as bar:
-        found = time_policy(
+        timed = time_policy(
             trace, grid, limit=limit, tokens=tokens, cost=model, max_drift=max_drift / 100, interleave=interleave,
             policy=record, target=target, drafter=drafter, offline=offline, resamples=resamples, seed=seed,
             progress=bar.update,
         )  # fmt: skip
-    measured = [float(part[0]) for part in (found.measured.value, found.measured.low, found.measured.high)]
-    replay = found.predicted_replay
-    predicted = None if replay is None else [float(part[0]) for part in (replay.value, replay.low, replay.high)]
+    measured = [float(ends[0]) for ends in (timed.measured.value, timed.measured.low, timed.measured.high)]
+    replay = timed.predicted_replay
+    predicted = None if replay is None else [float(ends[0]) for ends in (replay.value, replay.low, replay.high)]
     if as_json:
         payload: dict[str, Any] = {
-            "trace": str(trace), "policy": str(policy), "requests": found.requests,
+            "trace": str(trace), "policy": str(policy), "requests": timed.requests,
             "runs": [
                 {
-                    "run": name, "completion_tokens": int(found.tokens[n].sum()),
-                    "num_spec_steps": int(found.steps[n].sum()), "seconds": float(found.seconds[n].sum()),
-                    "tokens_per_second": float(found.rates[n]),
+                    "run": name, "completion_tokens": int(timed.tokens[n].sum()),
+                    "num_spec_steps": int(timed.steps[n].sum()), "seconds": float(timed.seconds[n].sum()),
+                    "tokens_per_second": float(timed.rates[n]),
                 }
                 for n, name in enumerate(RUNS)
             ],
-            "speed_up": _named(measured), "predicted_from_live_steps": found.predicted_live,
+            "predicted_over_target_alone": timed.predicted_plain,
+            "predicted_strict_over_target_alone": timed.predicted_strict_plain,
+            "speed_up": _named(measured), "speed_up_over": "strict speculative decoding",
+            "predicted_from_live_steps": timed.predicted_live,
             "predicted_from_replay": None if predicted is None else _named(predicted),
-            "predicted_tokens_per_second": found.predicted_rate, "drift": found.drift, "problems": found.problems,
+            "predicted_tokens_per_second": timed.predicted_rate, "drift": timed.drift, "problems": timed.problems,
         }  # fmt: skip
         print_json("timing", payload)
-        return 1 if found.problems else 0
-    click.echo("| run | tokens | steps | tokens per step | seconds | tokens per second |")
-    click.echo("|---|---|---|---|---|---|")
-    for n, name in enumerate(RUNS):
-        tokens_made, steps = int(found.tokens[n].sum()), int(found.steps[n].sum())
-        click.echo(
-            f"| {name} | {tokens_made} | {steps} | {tokens_made / steps:.3f} | {found.seconds[n].sum():.2f} "
-            f"| {found.rates[n]:.2f} |"
-        )
-    click.echo(f"measured speed-up over strict {_text(measured)}, drift of the strict runs {100 * found.drift:+.1f} %")
-    off = 100 * (found.predicted_live / measured[0] - 1)
-    click.echo(f"predicted from these runs' steps {found.predicted_live:.3f} ({off:+.1f} % off)")
+        return 1 if timed.problems else 0
+    runs = [
+        [
+            name, f"{timed.tokens[n].sum()}", f"{timed.steps[n].sum()}",
+            f"{timed.tokens[n].sum() / timed.steps[n].sum():.3f}", f"{timed.seconds[n].sum():.2f}",
+            f"{timed.rates[n]:.2f}",
+        ]
+        for n, name in enumerate(RUNS)
+    ]  # fmt: skip
+    print_rows(["run", "tokens", "steps", "tokens per step", "seconds", "tokens per second"], runs)
+    click.echo(f"speed-up over the target alone {timed.predicted_plain:.3f}, predicted from these runs' steps; strict "
+               f"speculative decoding {timed.predicted_strict_plain:.3f}")  # fmt: skip
+    click.echo(f"measured speed-up over strict {with_interval(measured)}, drift of the strict runs "
+               f"{100 * timed.drift:+.1f} %")  # fmt: skip
+    off = 100 * (timed.predicted_live / measured[0] - 1)
+    click.echo(f"predicted over strict, from these runs' steps {timed.predicted_live:.3f} ({off:+.1f} % off)")
     if predicted is not None:
         off = 100 * (predicted[0] / measured[0] - 1)
-        click.echo(f"predicted from the replay of the trace {_text(predicted)}, natural end ({off:+.1f} % off)")
-    for problem in found.problems:
+        click.echo(f"predicted over strict, from the replay of the trace {with_interval(predicted)}, natural end "
+                   f"({off:+.1f} % off)")  # fmt: skip
+    for problem in timed.problems:
         note(problem)
-    if text := few(found.requests):
+    if text := few(timed.requests):
         note(text)
-    return 1 if found.problems else 0
+    return 1 if timed.problems else 0
 
 
 def _named(values: list[float]) -> dict[str, float | None]:
     return {
         name: value if value == value else None for name, value in zip(("value", "low", "high"), values, strict=True)
     }
-
-
-def _text(values: list[float]) -> str:
-    ends = f"{values[1]:.3f}, {values[2]:.3f}" if values[1] == values[1] else "-"
-    return f"{values[0]:.3f} [{ends}]"

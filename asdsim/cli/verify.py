@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, counted, json_option, note, print_json, progress_bar, rule_options
+from .common import (
+    TracePath,
+    config_option,
+    counted,
+    json_option,
+    note,
+    print_json,
+    progress_bar,
+    rule_options,
+    threads_option,
+)
 
 if TYPE_CHECKING:
     from ..rules.settings import Grid
@@ -24,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--target", help="Where the target is now, if no longer under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
 @click.option("--offline", is_flag=True, help="Use only what is on this machine.")
+@threads_option
 @json_option
 @config_option
 def command(

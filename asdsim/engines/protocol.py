@@ -144,6 +144,8 @@ class Drafter(Protocol):
         Largest K, None where there is no limit.
     max_positions : int or None
         Longest sequence, None where there is no limit.
+    trained_positions : int or None
+        Longest sequence that it was made for; beyond, it drafts, but may draft badly.
     memoryless : bool
         True when a proposal is a function of the prefix alone; otherwise a trace cannot be completed by ``cover``.
     has_logits : bool
@@ -156,6 +158,7 @@ class Drafter(Protocol):
     vocab_size: int | None = None
     max_draft_tokens: int | None = None
     max_positions: int | None = None
+    trained_positions: int | None = None
     memoryless: bool = True
     has_logits: bool = False
     reads_target: bool = False

@@ -12,7 +12,7 @@ Where all blocks have one K, the trace cannot tell ``per_draft`` from ``base``: 
 from __future__ import annotations
 
 import csv
-import json
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError, unknown_name
+from ..files import read_rows, read_text, shown
 
 if TYPE_CHECKING:
     from ..trace.reader import Trace
@@ -88,8 +89,26 @@ class CostModel:
         rest = np.maximum(steps - 1, 0)
         width = np.where(steps > 0, drafted / np.maximum(steps, 1), 0.0)
         # Steps 1 .. n - 1 stand behind tokens/n, 2 tokens/n, ..: on average half of all tokens.
-        one = self.step(width, prompt + 0.5 * tokens)
-        return np.asarray((np.where(steps > 0, self.first.at(width, prompt), 0.0) + rest * one) * 1e-6)
+        later = self.step(width, prompt + 0.5 * tokens)
+        return np.asarray((np.where(steps > 0, self.first.at(width, prompt), 0.0) + rest * later) * 1e-6)
+
+    def plain_seconds(self, tokens: Any, prompt: Any) -> Floats:
+        """Return the predicted seconds of the target alone on whole requests: one forward pass per token, no draft.
+
+        A forward pass of one token is a verification of no draft token. Where all blocks of a trace have one K, the fit
+        cannot tell what the draft tokens add, and a verification of K + 1 tokens stands for it: the target alone may
+        then be faster than predicted, and a speed-up over it smaller.
+
+        Parameters
+        ----------
+        tokens, prompt : array
+            Generated tokens, and tokens of the prompt, of each request.
+        """
+        tokens, prompt = np.asarray(tokens, np.float64), np.asarray(prompt, np.float64)
+        begin = self.first.at(0, prompt) - self.draft.at(0, prompt) - self.select.at(0, prompt)
+        begin = np.maximum(begin, self.verify.at(0, prompt))
+        each = self.verify.at(0, prompt + 0.5 * tokens)
+        return np.asarray((np.where(tokens > 0, begin, 0.0) + np.maximum(tokens - 1, 0) * each) * 1e-6)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, in microseconds."""
@@ -175,14 +194,14 @@ def robust(drafted: Floats, context: Floats, microseconds: Floats) -> tuple[Line
     start = np.zeros(len(used))
     start[0] = middle / unit
     for _ in range(3):  # the spread about the fit is what tells an outlier, and needs a fit
-        found = least_squares(
+        fit = least_squares(
             lambda x: (design / scale) @ x - microseconds / unit, start, bounds=(0.0, np.inf), loss="soft_l1",
             f_scale=1.5 * spread / unit, x_scale="jac",
         )  # fmt: skip
-        start = np.maximum(found.x, 1e-12)
-        away = np.abs(design @ (found.x / scale * unit) - microseconds)
+        start = np.maximum(fit.x, 1e-12)
+        away = np.abs(design @ (fit.x / scale * unit) - microseconds)
         spread = max(float(np.median(away)), 1e-6 * unit)
-    terms = dict(zip((TERMS[n] for n in used), (found.x / scale * unit).tolist(), strict=True))
+    terms = dict(zip((TERMS[n] for n in used), (fit.x / scale * unit).tolist(), strict=True))
     return Linear(**terms), float(np.median(away))
 
 
@@ -207,20 +226,18 @@ def from_rows(rows: Sequence[Mapping[str, Any]], source: str) -> CostModel:
     known = (*COLUMNS, "num_draft_tokens", "context", "first_us")
     table: dict[str, list[float]] = {name: [] for name in known}
     for nth, row in enumerate(rows, start=1):
+        where = f"{source}: row {nth}"
         for name in row:
+            if name is None:  # what csv calls the cells behind the last column
+                raise UsageError("more cells than columns", where=where)
             if name not in known:
-                raise UsageError(f"{source}: row {nth}: {unknown_name('column', name, list(known))}")
+                raise UsageError(f"{where}: {unknown_name('column', name, list(known))}")
         if row.get("verify_us") in (None, ""):
-            raise UsageError("no verify_us", where=f"{source}: row {nth}", fix="give microseconds of one verification")
+            raise UsageError("no verify_us", where=where, fix="give microseconds of one verification")
         for name in known:
-            value = row.get(name)
-            try:
-                number = 0.0 if value in (None, "") else float(value)  # type: ignore[arg-type]
-            except (TypeError, ValueError):
-                raise UsageError(f"{name} {value!r} is not a number", where=f"{source}: row {nth}") from None
-            if not 0 <= number < float("inf"):
-                raise UsageError(f"{name} {value!r} is no time or length", where=f"{source}: row {nth}")
-            table[name].append(number)
+            table[name].append(_time(name, row.get(name), where))
+        if not table["verify_us"][-1] > 0:
+            raise UsageError("verify_us is 0", where=where, fix="give microseconds of one verification")
     if not rows:
         raise UsageError("the table has no rows", where=source)
     arrays = {name: np.array(values) for name, values in table.items()}
@@ -237,6 +254,21 @@ def from_rows(rows: Sequence[Mapping[str, Any]], source: str) -> CostModel:
     return CostModel(**parts, source=source, fit={"rows": len(rows)})
 
 
+def _time(name: str, value: Any, where: str) -> float:
+    """Return a cell as a number, 0 where it is empty."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = 0.0 if value in (None, "") else float(value)
+    except OverflowError:
+        number = float("inf")
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} {value!r} is not a number", where=where) from None
+    if not 0 <= number < float("inf"):
+        raise UsageError(f"{name} {value!r} is no time or length", where=where)
+    return number
+
+
 def read_cost(spec: str) -> CostModel:
     """Return a cost model by published name, or from a user's table (CSV or JSON, see :func:`from_rows`).
 
@@ -251,13 +283,11 @@ def read_cost(spec: str) -> CostModel:
     path = Path(spec)
     if not path.exists():
         raise unknown_name("cost", spec, [*PUBLISHED, "or a file: FILE.csv, FILE.json"])
-    try:
-        text = path.read_text(encoding="utf-8")
-        rows = list(csv.DictReader(text.splitlines())) if path.suffix == ".csv" else json.loads(text)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UsageError(f"not a readable table: {error}", where=spec, fix="give CSV or JSON") from None
-    if isinstance(rows, dict):
-        rows = [rows]
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError("not a table of step times", where=spec, fix="give one object, or a list of them")
-    return from_rows(rows, spec)
+    if path.name.removesuffix(".gz").endswith(".csv"):
+        try:
+            rows: list[Any] = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+        except csv.Error as error:
+            raise UsageError(f"not valid CSV: {error}", where=shown(path)) from None
+    else:
+        rows = [row for _, row in read_rows(path)]
+    return from_rows(rows, shown(path))

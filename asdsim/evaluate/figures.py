@@ -6,11 +6,13 @@ both are ratios of sums over requests. Tokens behind an end of sequence or the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from ..stats import Totals
 
 COLUMNS: dict[str, str] = {
     "rule": "rule that was walked",
@@ -20,14 +22,21 @@ COLUMNS: dict[str, str] = {
     "M": "cap, relaxed tokens per block",
     "parameters": "parameters of another rule than ASD, or what this ASD varies",
     "off_trace": "what happened at prefixes that were not captured",
+    "baseline": "what strict_* and the gain compare with: strict matching by token id, or B = 0 of a reading that "
+    "accepts ties",
     "requests": "requests in the figures of this row",
-    "exact_share": "share of all requests whose walk met captured steps only; below 1 the row is no exact figure",
+    "exact": "whether the walk of every request met captured steps only; false: no result, but an estimate, or under "
+    "off_trace stop a mean over the requests that stayed",
+    "exact_share": "share of all requests whose walk met captured steps only",
+    "paired_requests": "requests of this row whose strict walk is captured as well",
     "mean_acceptance_length": "completion_tokens / num_spec_steps: tokens per verification, bonus included",
     "accepted_per_proposal": "num_accepted_draft_tokens / num_spec_steps: bonus excluded",
     "draft_acceptance_rate": "num_accepted_draft_tokens / num_draft_tokens",
-    "strict_mean_acceptance_length": "mean_acceptance_length of strict matching on the same requests",
-    "strict_accepted_per_proposal": "accepted_per_proposal of strict matching on the same requests",
-    "acceptance_length_gain": "mean_acceptance_length / strict_mean_acceptance_length - 1",
+    "strict_mean_acceptance_length": "mean_acceptance_length of the baseline on the same requests; null unless "
+    "paired_requests is requests",
+    "strict_accepted_per_proposal": "accepted_per_proposal of the baseline on the same requests; null likewise",
+    "acceptance_length_gain": "mean_acceptance_length / strict_mean_acceptance_length - 1; null likewise, and where "
+    "requests have left the row",
     "completion_tokens": "tokens committed",
     "num_spec_steps": "verifications",
     "num_draft_tokens": "draft tokens proposed",
@@ -44,9 +53,12 @@ COLUMNS: dict[str, str] = {
 """Fields of a result row, in order."""
 
 
-# --- what a setting gains and costs, as ratios of sums over requests ------------------------------------------------
+def baseline_of(semantics: str) -> str:
+    """Return what ``strict_*`` and gains compare with under a reading: what B = 0 does there."""
+    return "B=0 of lightllm (accepts ties)" if semantics == "lightllm" else "strict (token ids)"
 
-Sums = Mapping[str, npt.NDArray[np.float64]]
+
+# --- what a setting gains and costs, as ratios of sums over requests ------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -60,22 +72,23 @@ class Figure:
     needs : tuple of str
         Per-request columns it is made of: counts of a walk (``steps``, ``drafted``, ``accepted``, ``tokens``,
         ``relaxed``, ``by_gate``, ``by_budget``, ``by_cap``), ``spent`` (ledger, logits), ``requests`` (1 where the
-        request counts), ``seconds`` (predicted), of outputs ``differ``, ``first_difference``, ``distance`` and
-        ``logprob``, and ``scored``, ``correct``; with ``_strict`` those of strict matching on the same requests.
+        request counts), ``seconds`` (predicted), ``plain`` (seconds of the target alone, predicted), of outputs
+        ``differ``, ``first_difference``, ``distance`` and ``logprob``, and ``scored``, ``correct``; with ``_strict``
+        those of strict matching on the same requests.
     formula : callable
         From sums of these columns to the figure.
     """
 
     meaning: str
     needs: tuple[str, ...]
-    formula: Callable[[Sums], npt.NDArray[np.float64]]
+    formula: Callable[[Totals], npt.NDArray[np.float64]]
 
 
-def _over(top: str, bottom: str) -> Callable[[Sums], npt.NDArray[np.float64]]:
+def _over(top: str, bottom: str) -> Callable[[Totals], npt.NDArray[np.float64]]:
     return lambda s: s[top] / s[bottom]
 
 
-def _change(top: str, bottom: str) -> Callable[[Sums], npt.NDArray[np.float64]]:
+def _change(top: str, bottom: str) -> Callable[[Totals], npt.NDArray[np.float64]]:
     """Return the relative change of a ratio against strict matching."""
     return lambda s: (s[top] / s[bottom]) / (s[f"{top}_strict"] / s[f"{bottom}_strict"]) - 1.0
 
@@ -112,8 +125,14 @@ FIGURES: dict[str, Figure] = {
         lambda s: s["tokens"] / s["tokens_strict"] - 1.0,
     ),
     "tokens_per_second": Figure("predicted by the cost model", ("tokens", "seconds"), _over("tokens", "seconds")),
+    "speed_up_plain": Figure(
+        "predicted tokens per second over those of the target alone (plain decoding), as a factor",
+        ("tokens", "seconds", "tokens_strict", "plain_strict"),
+        lambda s: (s["tokens"] / s["seconds"]) / (s["tokens_strict"] / s["plain_strict"]),
+    ),
     "speed_up": Figure(
-        "predicted tokens per second against strict, as a factor", _with_strict("tokens", "seconds"),
+        "predicted tokens per second over those of strict speculative decoding, as a factor",
+        _with_strict("tokens", "seconds"),
         lambda s: 1.0 + _change("tokens", "seconds")(s),
     ),
     "outputs_differ_share": Figure(

@@ -1,7 +1,15 @@
-"""The outputs that a grid leads to: each distinct one once, and for every setting which one it got.
+"""The outputs that a grid leads to: each distinct one once, which one every setting got, and how likely each is.
 
 A step is a prefix, so the last edge of an exact walk names the whole output. Two settings can reach one text through
-blocks cut differently; outputs are therefore told apart by their tokens, not by their edge.
+blocks cut differently; outputs are therefore told apart by their tokens, not by their edge. The log-probability of an
+output is that of the tokens before the step plus that of the tokens that the edge commits. Each edge is summed once;
+any number of settings then look it up.
+
+**Certificate.** At a prefix, the target's best token has log-probability max z - logsumexp and the token taken z -
+logsumexp. Their difference is the regret: 0 for a token that is the target's choice, r for a relaxed one. Summed over
+an output, the shortfall against the per-step maxima *on its own prefixes* is therefore the ledger, and B bounds it: an
+output under budget B has at least exp(-B) times the probability that greedy choices on the same prefixes would have. It
+says nothing about how likely the strict output is, which stands on other prefixes.
 """
 
 from __future__ import annotations
@@ -13,13 +21,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..records import StepTables
+from ..records import FORBIDDEN_LOGIT, StepTables
 from ..rules.settings import Grid
-from ..trace.graph import Graph, edge_tokens_of
+from ..stats import ratio
+from ..trace.graph import Graph
+from ..trace.tokens import edge_tokens, first_difference, parent_rows
 from ..walk.sweep import Walks
 
 if TYPE_CHECKING:
     import polars as pl
+
+Floats = npt.NDArray[np.float64]
 
 UNKNOWN = -1
 """In ``which``: the walk left the trace, so its output is not known."""
@@ -62,10 +74,12 @@ class Outputs:
         ]
 
     def divergence(self) -> pl.DataFrame:
-        """Return, per setting, how its outputs part from the strict ones; exact, over the requests that are exact.
+        """Return, per setting, how its outputs part from the strict ones.
 
-        Columns: B, g, M, ``requests``, ``outputs_differ`` (number), ``outputs_differ_share``, and
-        ``first_difference_mean`` (generated tokens before the outputs part, over those that differ).
+        Columns: B, g, M, ``requests`` (those whose output is known, under the setting and under strict), ``exact``
+        (whether these are all), ``outputs_differ`` (number), ``outputs_differ_share``, and ``first_difference_mean``
+        (generated tokens before the outputs part, over those that differ). The last two are null where not exact: the
+        requests that leave the trace are those whose outputs differ.
         """
         import polars as pl
 
@@ -77,19 +91,18 @@ class Outputs:
         known = (self.which != UNKNOWN) & (self.strict == 0)[None, :]
         position = np.take_along_axis(table, np.maximum(self.which, 0).T.astype(np.int64), axis=1).T
         differ = known & (position >= 0)
-        count, total = differ.sum(axis=1), known.sum(axis=1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            share = np.where(total > 0, count / np.maximum(total, 1), np.nan)
-            mean = np.where(count > 0, np.where(differ, position, 0).sum(axis=1) / np.maximum(count, 1), np.nan)
+        count, total, exact = differ.sum(axis=1), known.sum(axis=1), known.all(axis=1)
+        before = np.where(differ, position, 0).sum(axis=1)
         return pl.DataFrame(
             {
                 "B": self.grid.budget,
                 "g": self.grid.gate,
                 "M": self.grid.cap,
                 "requests": total,
+                "exact": exact,
                 "outputs_differ": count,
-                "outputs_differ_share": share,
-                "first_difference_mean": mean,
+                "outputs_differ_share": np.where(exact, ratio(count, total), np.nan),
+                "first_difference_mean": np.where(exact, ratio(before, count), np.nan),
             }
         ).with_columns(pl.col("outputs_differ_share", "first_difference_mean").fill_nan(None))
 
@@ -128,15 +141,6 @@ class Outputs:
         return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def first_difference(strict: Sequence[int], other: Sequence[int]) -> int:
-    """Return the first position at which two outputs part, -1 where they are equal."""
-    shared = min(len(strict), len(other))
-    for i in range(shared):
-        if strict[i] != other[i]:
-            return i
-    return -1 if len(strict) == len(other) else shared
-
-
 def outputs_of(trace: StepTables, graph: Graph, grid: Grid, walks: Walks, strict: Walks) -> Outputs:
     """Collect the distinct outputs of walks.
 
@@ -162,7 +166,7 @@ def outputs_of(trace: StepTables, graph: Graph, grid: Grid, walks: Walks, strict
 
         def place(edge: int, seen: dict[tuple[int, ...], int] = seen, by_edge: dict[int, int] = by_edge) -> int:
             if edge not in by_edge:
-                tokens = tuple(edge_tokens_of(trace, graph, edge)) if edge >= 0 else ()
+                tokens = tuple(edge_tokens(trace, graph, edge)) if edge >= 0 else ()
                 by_edge[edge] = seen.setdefault(tokens, len(seen))
             return by_edge[edge]
 
@@ -173,3 +177,94 @@ def outputs_of(trace: StepTables, graph: Graph, grid: Grid, walks: Walks, strict
         which[exact[:, r], r] = names[back] if len(edges) else 0
         everything.append([list(tokens) for tokens in seen])
     return Outputs(list(graph.request_ids), everything, which, base, grid)
+
+
+@dataclass
+class EdgeTable:
+    """Sums over the generated tokens up to and with those of each edge.
+
+    Attributes
+    ----------
+    logprob : float64 (E,)
+        Natural log-probability of the tokens under the target, greedy rows taken as they were recorded, in nats.
+    best : float64 (E,)
+        The same sum with the target's choice at every position in place of the token taken.
+    """
+
+    trace: StepTables
+    graph: Graph
+    logprob: Floats
+    best: Floats
+
+    @property
+    def shortfall(self) -> Floats:
+        """``best - logprob``, in nats: equal to the ledger under ASD's regret in logits."""
+        return self.best - self.logprob
+
+    def output(self, edge: int) -> bytes:
+        """Return the generated tokens up to and with an edge, as little-endian int32; empty for edge -1."""
+        if edge < 0:
+            return b""
+        return np.array(edge_tokens(self.trace, self.graph, edge), "<i4").tobytes()
+
+
+def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
+    """Sum log-probabilities along the recorded steps.
+
+    Parameters
+    ----------
+    trace, graph
+        A trace and its layout, of any rule.
+    """
+    pos_ptr = trace.pos_ptr
+    draft_logit = trace.column("positions", "draft_logit").astype(np.float64)
+    total = trace.column("positions", "logsumexp").astype(np.float64)
+    top = trace.column("positions", "top_logits")[:, 0].astype(np.float64) if len(total) else np.zeros(0)
+    best_row = top - total
+    # Bonus rows hold no draft, and a token that the target rules out is never accepted: neither is ever summed.
+    usable = np.isfinite(draft_logit) & (draft_logit != FORBIDDEN_LOGIT)
+    draft_row = np.where(usable, draft_logit - total, 0.0)
+    of_draft = np.concatenate([[0.0], np.cumsum(draft_row)])
+    of_best = np.concatenate([[0.0], np.cumsum(best_row)])
+    steps = graph.num_steps
+    parent = parent_rows(trace)
+    taken = trace.column("steps", "parent_accepted").astype(np.int64)
+    before_logprob, before_best = np.zeros(steps), np.zeros(steps)
+    for step in range(steps):  # parents come first
+        up = int(parent[step])
+        if up >= 0:
+            row, end = int(pos_ptr[up]), int(pos_ptr[up] + taken[step])
+            before_logprob[step] = before_logprob[up] + (of_draft[end] - of_draft[row]) + best_row[end]
+            before_best[step] = before_best[up] + (of_best[end + 1] - of_best[row])
+    counts = np.diff(graph.mm_ptr) + 1
+    step_of = np.repeat(np.arange(steps), counts)
+    begin, accepted = pos_ptr[:-1][step_of], graph.edge_accepted.astype(np.int64)
+    corrected = graph.edge_tokens > graph.edge_accepted
+    last = np.minimum(begin + accepted, max(len(best_row) - 1, 0))
+    extra = np.where(corrected, best_row[last], 0.0) if len(best_row) else np.zeros(0)
+    logprob = before_logprob[step_of] + of_draft[begin + accepted] - of_draft[begin] + extra
+    best = before_best[step_of] + of_best[begin + accepted] - of_best[begin] + extra
+    return EdgeTable(trace, graph, logprob, best)
+
+
+def apart(strict: bytes, other: bytes) -> tuple[int, float]:
+    """Return where two outputs part and how far they are apart.
+
+    Parameters
+    ----------
+    strict, other : bytes
+        Tokens, as :meth:`EdgeTable.output` gives them.
+
+    Returns
+    -------
+    first : int
+        As :func:`asdsim.trace.tokens.first_difference`.
+    distance : float
+        Levenshtein distance over tokens, divided by the longer length: 0 equal, 1 nothing in common.
+    """
+    if strict == other:
+        return -1, 0.0
+    from rapidfuzz.distance import Levenshtein
+
+    a, b = (np.frombuffer(tokens, "<i4").tolist() for tokens in (strict, other))
+    return first_difference(a, b), float(Levenshtein.normalized_distance(a, b))

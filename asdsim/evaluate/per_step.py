@@ -40,11 +40,11 @@ def exact_path(graph: Graph, policy: Policy, request: int) -> list[Visit]:
 
 def histograms(graph: Graph, policy: Policy) -> npt.NDArray[np.int64]:
     """Return int64 (R, largest K + 1): steps of each request by accepted draft tokens."""
-    found = np.zeros((graph.num_requests, graph.max_draft + 1), np.int64)
+    counts = np.zeros((graph.num_requests, graph.max_draft + 1), np.int64)
     for r in range(graph.num_requests):
         for visit in exact_path(graph, policy, r):
-            found[r, visit.accepted] += 1
-    return found
+            counts[r, visit.accepted] += 1
+    return counts
 
 
 def share_by_count(counts: npt.NDArray[np.int64], weights: Floats) -> Intervals:
@@ -63,14 +63,14 @@ def reach_by_position(counts: npt.NDArray[np.int64], weights: Floats) -> tuple[I
 
 def ledger_over_time(graph: Graph, policy: Policy, tokens: npt.NDArray[np.int64]) -> Floats:
     """Return float64 (R, t): what each request has spent once so many tokens are generated; constant after its end."""
-    found = np.zeros((graph.num_requests, len(tokens)))
+    ledger = np.zeros((graph.num_requests, len(tokens)))
     for r in range(graph.num_requests):
         ends, spent = [0], [0.0]
         for visit in exact_path(graph, policy, r):
             ends.append(visit.tokens_before + visit.tokens)
             spent.append(visit.spent_after)
-        found[r] = np.array(spent)[np.searchsorted(np.array(ends), tokens, side="right") - 1]
-    return found
+        ledger[r] = np.array(spent)[np.searchsorted(np.array(ends), tokens, side="right") - 1]
+    return ledger
 
 
 def reuse_curves(
@@ -107,8 +107,8 @@ def reuse_curves(
     whose = np.concatenate(request)
     weights = stats.resample_weights(graph.num_requests, resamples, seed)
     member = (whose[:, None] == np.arange(graph.num_requests)[None, :]).astype(np.float64)  # (m, R)
-    found = {}
+    curves = {}
     for n, p in enumerate(lengths):
         sums = stats.Resampled({"reused": reused[:, n] @ member, "counted": counted[:, n] @ member}, weights)
-        found[p] = sums.interval(lambda s: s["reused"] / s["counted"]), counted[:, n].sum(axis=1)
-    return found
+        curves[p] = sums.interval(lambda s: s["reused"] / s["counted"]), counted[:, n].sum(axis=1)
+    return curves

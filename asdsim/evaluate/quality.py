@@ -2,26 +2,30 @@
 
 Pairs of (setting, request) are the data. They are made chunk by chunk from the walks, turned into sums over requests of
 all resamples by one matrix product, and dropped, so memory does not grow with the grid.
+
+A setting whose row is not exact has no interval: the requests that stayed on the trace are no fair sample, and the
+error of an estimate is not that of sampling requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import stats
-from ..rules.settings import Grid
+from ..rules.scoring import Layout
+from ..rules.settings import STRICT, Grid
 from ..stats import Intervals
 from ..trace.graph import Graph, build_graph
 from ..walk import request as columns
 from ..walk.sweep import Walks, walk_grid
 from .cost import CostModel
 from .figures import FIGURES
-from .likelihood import EdgeTable, apart, edge_table
+from .outputs import EdgeTable, apart, edge_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,6 +43,11 @@ COUNTS = {
 }  # fmt: skip
 OF_OUTPUTS = ("differ", "first_difference", "distance", "logprob", "scored", "correct", "ended")
 SHARES = ("outputs_differ_share", "accuracy")
+PER_SETTING = ("requests", "exact_share", "exact", "largest_ledger", "mcnemar", "changed", "scored", "ended")
+"""Fields of :class:`Quality` with one entry per setting, besides the figures."""
+
+Columns = dict[str, npt.NDArray[np.float64]]
+"""Per setting and request, each float64 (n, R), by the names of :class:`asdsim.evaluate.figures.Figure`."""
 
 
 @dataclass
@@ -49,13 +58,17 @@ class Quality:
     ----------
     grid : Grid
     requests : int64 (n,)
-        Requests in the figures of each setting.
+        Requests in the figures of each setting: those whose strict walk is captured and, unless figures are estimated,
+        whose walk is exact.
     exact_share : float64 (n,)
-        Share of requests whose walk met captured steps only.
+        Share of all requests whose walk met captured steps only.
+    exact : bool (n,)
+        Whether both walks, that of the setting and the strict one, met captured steps only for every request.
     figures : dict of Intervals
-        By name in :data:`asdsim.evaluate.figures.FIGURES`; those that the data do not allow are left out.
+        By name in :data:`asdsim.evaluate.figures.FIGURES`; those that the data do not allow are left out. A setting
+        that is not exact has values without intervals.
     mcnemar : float64 (n,) or None
-        Exact p-value of the changed answers, where there are scores.
+        Exact p-value of the changed answers, where there are scores; NaN where the setting is not exact.
     changed : int64 (n, 2) or None
         Answers gained and lost against strict.
     largest_ledger : float64 (n,)
@@ -74,6 +87,7 @@ class Quality:
     grid: Grid
     requests: npt.NDArray[np.int64]
     exact_share: npt.NDArray[np.float64]
+    exact: npt.NDArray[np.bool_]
     figures: dict[str, Intervals]
     largest_ledger: npt.NDArray[np.float64]
     mcnemar: npt.NDArray[np.float64] | None = None
@@ -88,24 +102,43 @@ class Quality:
         return len(self.grid)
 
     def __repr__(self) -> str:
-        exact = int((self.exact_share == 1.0).sum())
-        return f"Quality({len(self.figures)} figures of {len(self)} settings, {exact} exact)"
+        return f"Quality({len(self.figures)} figures of {len(self)} settings, {int(self.exact.sum())} exact)"
+
+    def take(self, settings: Sequence[int] | npt.NDArray[np.int64]) -> Quality:
+        """Return some settings, in the order given."""
+        rows = np.asarray(settings, np.int64)
+        known = [name for name in PER_SETTING if getattr(self, name) is not None]
+        arrays: dict[str, Any] = {name: getattr(self, name)[rows] for name in known}
+        figures = {name: interval.take(rows) for name, interval in self.figures.items()}
+        return replace(self, grid=self.grid[rows], figures=figures, **arrays)
+
+    @classmethod
+    def concat(cls, grid: Grid, parts: Sequence[Quality]) -> Quality:
+        """Return the parts one after another; ``grid`` holds their settings in that order."""
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in PER_SETTING
+            if getattr(parts[0], name) is not None
+        }
+        figures = {name: Intervals.concat([part.figures[name] for part in parts]) for name in parts[0].figures}
+        return replace(parts[0], grid=grid, figures=figures, **arrays)
 
     def row(self, setting: int) -> dict[str, Any]:
         """Return one setting as plain numbers: every figure as (value, low, high), None where there is none."""
-        found: dict[str, Any] = {
-            "requests": int(self.requests[setting]), "exact_share": float(self.exact_share[setting]),
-            "regret_spent_max": float(self.largest_ledger[setting]),
+        row: dict[str, Any] = {
+            "requests": int(self.requests[setting]), "exact": bool(self.exact[setting]),
+            "exact_share": float(self.exact_share[setting]), "regret_spent_max": float(self.largest_ledger[setting]),
         }  # fmt: skip
-        for name, one in self.figures.items():
-            values = [float(part[setting]) for part in (one.value, one.low, one.high)]
-            found[name] = [None if np.isnan(value) else value for value in values]
+        for name, interval in self.figures.items():
+            values = [float(ends[setting]) for ends in (interval.value, interval.low, interval.high)]
+            row[name] = [None if np.isnan(value) else value for value in values]
         if self.mcnemar is not None and self.changed is not None:
-            found["mcnemar_p"] = float(self.mcnemar[setting])
-            found["answers_gained"], found["answers_lost"] = (int(n) for n in self.changed[setting])
+            p = float(self.mcnemar[setting])
+            row["mcnemar_p"] = None if np.isnan(p) else p
+            row["answers_gained"], row["answers_lost"] = (int(n) for n in self.changed[setting])
         for names, counts in self._pairs():
-            found.update(zip(names, counts[setting].tolist(), strict=True))
-        return found
+            row.update(zip(names, counts[setting].tolist(), strict=True))
+        return row
 
     def _pairs(self) -> list[tuple[tuple[str, str], npt.NDArray[np.int64]]]:
         """Return the counts that come in twos, with their names, where they are known."""
@@ -125,15 +158,23 @@ class Quality:
         return text if right else f"{text}: nothing can be lost, so a drop of accuracy cannot show"
 
     def frame(self) -> pl.DataFrame:
-        """Return one row per setting: B, g, M, requests, exact_share, and every figure with ``_low`` and ``_high``."""
+        """Return one row per setting: what it is, requests, exact, and every figure with ``_low`` and ``_high``.
+
+        B, g and M are null for another rule than ASD, whose ``parameters`` say what was walked.
+        """
         import polars as pl
 
+        asd = self.grid.layout.rule == "asd"
+        none = pl.Series([None] * len(self), dtype=pl.Float64)
         data: dict[str, Any] = {
-            "B": self.grid.budget, "g": self.grid.gate, "M": self.grid.cap, "requests": self.requests,
-            "exact_share": self.exact_share, "regret_spent_max": self.largest_ledger,
+            "rule": [self.grid.layout.rule] * len(self),
+            "B": self.grid.budget if asd else none, "g": self.grid.gate if asd else none,
+            "M": self.grid.cap if asd else none, "parameters": [self.grid.parameters(n) for n in range(len(self))],
+            "requests": self.requests, "exact": self.exact, "exact_share": self.exact_share,
+            "regret_spent_max": self.largest_ledger,
         }  # fmt: skip
-        for name, one in self.figures.items():
-            data.update({name: one.value, f"{name}_low": one.low, f"{name}_high": one.high})
+        for name, interval in self.figures.items():
+            data.update({name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high})
         if self.mcnemar is not None and self.changed is not None:
             data |= {"mcnemar_p": self.mcnemar, "answers_gained": self.changed[:, 0]}
             data["answers_lost"] = self.changed[:, 1]
@@ -150,16 +191,18 @@ class Verdicts:
     Parameters
     ----------
     table : EdgeTable
-    strict_edge : int64 (R,)
-        Last edge of strict matching per request.
+    strict : list of bytes (R,)
+        Output of strict matching per request.
     scorer : callable, optional
         See :data:`Scorer`.
+    scores : dict
+        Verdicts of the scorer by (request, output): read, and added to.
     """
 
-    def __init__(self, table: EdgeTable, strict_edge: npt.NDArray[np.int64], scorer: Scorer | None = None) -> None:
-        self.table, self.scorer = table, scorer
-        self.strict = [table.output(int(edge)) for edge in strict_edge]
-        self.scores: dict[tuple[int, bytes], bool | None] = {}
+    def __init__(
+        self, table: EdgeTable, strict: list[bytes], scorer: Scorer | None, scores: dict[tuple[int, bytes], bool | None]
+    ) -> None:
+        self.table, self.strict, self.scorer, self.scores = table, strict, scorer, scores
         self._known: dict[tuple[int, bytes], tuple[float, ...]] = {}
         self._eos = [record.eos_ids if record.stop == "natural" else () for record in table.trace.request_records()]
 
@@ -176,221 +219,263 @@ class Verdicts:
     def _look(self, request: int, tokens: bytes) -> tuple[float, ...]:
         key = (request, tokens)
         if key not in self._known:
-            verdict = self.scorer(request, tokens) if self.scorer else None
-            self.scores[key] = verdict
+            verdict = None
+            if self.scorer is not None:
+                if key not in self.scores:
+                    self.scores[key] = self.scorer(request, tokens)
+                verdict = self.scores[key]
             first, distance = apart(self.strict[request], tokens)
             ended = bool(tokens) and int.from_bytes(tokens[-4:], "little", signed=True) in self._eos[request]
             self._known[key] = (first, distance, float(verdict is not None), float(bool(verdict)), float(ended))
         return self._known[key]
 
 
-def take(grid: Grid, rows: Sequence[int] | npt.NDArray[np.int64]) -> Grid:
-    """Return some settings of a grid, in the order given."""
-    at = np.asarray(rows, np.int64)
-    params = [grid.params[n] for n in at] if grid.params else []
-    return replace(grid, budget=grid.budget[at], gate=grid.gate[at], cap=grid.cap[at], axes={}, params=params)
-
-
-def judge(
-    trace: Trace,
-    grid: Grid,
-    *,
-    cost: CostModel | None = None,
-    scorer: Scorer | None = None,
-    figures: Sequence[str] | None = None,
-    off_trace: str = "stop",
-    device: str = "auto",
-    threads: int = 0,
-    resamples: int = stats.RESAMPLES,
-    seed: int = 0,
-    requests: Sequence[int] | None = None,
-    graph: Graph | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Quality:
-    """Return every figure of every setting, with intervals.
+class Evaluator:
+    """Figures with intervals, of any settings on one trace.
 
     Parameters
     ----------
     trace : Trace
-    grid : Grid
     cost : CostModel, optional
         Without it there is no speed.
     scorer : callable, optional
         Without it there is no accuracy.
-    figures : sequence of str, optional
-        Names in :data:`asdsim.evaluate.figures.FIGURES`; by default all that the data allow.
-    off_trace : {"stop", "aligned", "recorded"}
-        As in :func:`asdsim.result.replay`. Estimates know no outputs: figures of outputs are then left out.
+    resamples, seed : int
+        Of the bootstrap over requests: one seed gives the same intervals for the same figures.
     device, threads
         Of the walk.
-    resamples, seed : int
-        Of the bootstrap.
-    requests : sequence of int, optional
-        Rows of the requests to use; all by default.
-    graph : Graph, optional
-        The trace's layout under the grid, if at hand.
-    progress : callable, optional
-        Called with the number of settings done in each chunk.
+    graphs : mapping of Layout to Graph, optional
+        Layouts of the trace that are at hand.
+
+    Attributes
+    ----------
+    scores : dict of (int, bytes) to (bool or None)
+        Verdict of the scorer on each (request, output) that was met.
     """
-    layout = graph if graph is not None else build_graph(trace, grid.layout)
-    chosen = np.arange(layout.num_requests) if requests is None else np.asarray(requests, np.int64)
-    weights = stats.resample_weights(len(chosen), resamples, seed)
-    prompt = np.array([len(record.prompt_ids) for record in trace.request_records()], np.float64)[chosen]
 
-    def walk(part: Grid) -> Walks:
-        return walk_grid(layout, part, off_trace=off_trace, device=device, threads=threads)
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        cost: CostModel | None = None,
+        scorer: Scorer | None = None,
+        resamples: int = stats.RESAMPLES,
+        seed: int = 0,
+        device: str = "auto",
+        threads: int = 0,
+        graphs: Mapping[Layout, Graph] | None = None,
+    ) -> None:
+        self.trace, self.cost, self.scorer = trace, cost, scorer
+        self.resamples, self.seed, self.device, self.threads = resamples, seed, device, threads
+        self.scores: dict[tuple[int, bytes], bool | None] = {}
+        self._graphs: dict[Layout, Graph] = dict(graphs or {})
+        self._tables: dict[Layout, EdgeTable] = {}
 
-    strict = walk(grid.strict)
-    verdicts = None
-    if off_trace == "stop" and bool(strict.exact.any()):
-        verdicts = Verdicts(edge_table(trace, layout), np.where(strict.exact[0], strict.edge[0], -1), scorer)
-    base = _columns(strict, chosen, prompt, cost, verdicts)
-    known = set(base) | {f"{name}_strict" for name in base}
-    names = [name for name in (figures or FIGURES) if set(FIGURES[name].needs) <= known]
-    needed = sorted({column for name in names for column in FIGURES[name].needs})
-    size = max(1, CHUNK_BYTES // (8 * (len(needed) + 4) * (resamples + 3 * len(chosen))))
-    parts: list[Quality] = []
-    for first in range(0, len(grid), size):
-        part = grid[first : first + size]
-        walks = walk(part)
-        parts.append(
-            _chunk(part, walks, strict, base, chosen, prompt, cost, verdicts, names, needed, weights, off_trace)
-        )
-        if progress:
-            progress(len(part))
-    return _joined(grid, parts, resamples, seed)
+    def graph(self, layout: Layout) -> Graph:
+        """Return the trace under a layout; built once."""
+        if layout not in self._graphs:
+            self._graphs[layout] = build_graph(self.trace, layout)
+        return self._graphs[layout]
+
+    def edges(self, layout: Layout) -> EdgeTable:
+        """Return what each edge of a layout says of its output; built once."""
+        if layout not in self._tables:
+            self._tables[layout] = edge_table(self.trace, self.graph(layout))
+        return self._tables[layout]
+
+    def walk(self, grid: Grid, off_trace: str = "stop") -> Walks:
+        """Walk every request under every setting."""
+        return walk_grid(
+            self.graph(grid.layout), grid, off_trace=off_trace, device=self.device, threads=self.threads
+        )  # fmt: skip
+
+    def evaluate(
+        self,
+        grid: Grid,
+        *,
+        figures: Sequence[str] | None = None,
+        off_trace: str = "stop",
+        requests: Sequence[int] | None = None,
+        resamples: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Quality:
+        """Return every figure of every setting, with intervals where the setting is exact.
+
+        Parameters
+        ----------
+        grid : Grid
+        figures : sequence of str, optional
+            Names in :data:`asdsim.evaluate.figures.FIGURES`; by default all that the data allow.
+        off_trace : {"stop", "aligned", "recorded"}
+            As in :func:`asdsim.result.replay`. Estimates know no outputs: figures of outputs are then left out.
+        requests : sequence of int, optional
+            Rows of the requests to use; all by default.
+        resamples : int, optional
+            In place of the evaluator's.
+        progress : callable, optional
+            Called with the number of settings done in each chunk.
+        """
+        rows = np.arange(len(self.trace.request_ids())) if requests is None else np.asarray(requests, np.int64)
+        pairing = _Pairing(self, grid, rows, off_trace, resamples or self.resamples)
+        names = pairing.allowed(figures)
+        parts: list[Quality] = []
+        size = pairing.settings_at_once(names)
+        for first in range(0, len(grid), size):
+            part = grid[first : first + size]
+            parts.append(pairing.quality(part, pairing.columns(part, self.walk(part, off_trace)), names))
+            if progress:
+                progress(len(part))
+        return Quality.concat(grid, parts)
+
+    def evaluate_assigned(self, settings: Sequence[Grid], assigned: Sequence[int]) -> Quality:
+        """Evaluate a choice that differs from request to request, as one row.
+
+        For figures over requests that were held out in turn.
+
+        Parameters
+        ----------
+        settings : sequence of Grid
+            One setting each, of one rule and reading; each may have a layout of its own.
+        assigned : sequence of int (R,)
+            Request r is walked under ``settings[assigned[r]]``.
+        """
+        which = np.asarray(assigned, np.int64)
+        everyone = np.arange(len(which))
+        pairing = _Pairing(self, settings[0], everyone, "stop", self.resamples)
+        tables = [pairing.columns(grid, self.walk(grid)) for grid in settings]
+        mixed = {name: np.concatenate([table[name] for table in tables])[which, everyone][None] for name in tables[0]}
+        return pairing.quality(settings[0], mixed, pairing.allowed(None))
 
 
-def judge_assigned(
-    trace: Trace,
-    grid: Grid,
-    assigned: Sequence[int],
-    *,
-    cost: CostModel | None = None,
-    scorer: Scorer | None = None,
-    resamples: int = stats.RESAMPLES,
-    seed: int = 0,
-) -> Quality:
-    """Judge a choice that differs from request to request, as one row: request r under setting ``assigned[r]``.
+def strict_beside(grid: Grid) -> Grid:
+    """Return strict matching as the baseline of a grid.
 
-    For figures over requests that were held out in turn. Parameters as :func:`judge`; ``off_trace`` is ``stop``.
+    Of a reading of ASD it is B = 0 of that reading (under ``lightllm``, which compares logits, ties are accepted); of
+    another rule strict matching by token id, on whole blocks even where the rule cuts them.
     """
-    graph = build_graph(trace, grid.layout)
-    chosen = np.arange(graph.num_requests)
-    walks, strict = walk_grid(graph, grid), walk_grid(graph, grid.strict)
-    which = np.asarray(assigned, np.int64)
-    one = Walks(
-        walks.counts[which, chosen][None], walks.spent[which, chosen][None], walks.edge[which, chosen][None],
-        walks.histogram[:1],
-    )  # fmt: skip
-    prompt = np.array([len(record.prompt_ids) for record in trace.request_records()], np.float64)
-    verdicts = Verdicts(edge_table(trace, graph), np.where(strict.exact[0], strict.edge[0], -1), scorer)
-    base = _columns(strict, chosen, prompt, cost, verdicts)
-    known = set(base) | {f"{name}_strict" for name in base}
-    names = [name for name in FIGURES if set(FIGURES[name].needs) <= known]
-    needed = sorted({column for name in names for column in FIGURES[name].needs})
-    weights = stats.resample_weights(len(chosen), resamples, seed)
-    return _chunk(grid[:1], one, strict, base, chosen, prompt, cost, verdicts, names, needed, weights, "stop")
+    return replace(grid.strict, layout=grid.layout) if grid.layout.rule == "asd" else Grid.of([STRICT])
 
 
-def _columns(
-    walks: Walks, chosen: npt.NDArray[np.int64], prompt: npt.NDArray[np.float64], cost: CostModel | None,
-    verdicts: Verdicts | None,
-) -> dict[str, npt.NDArray[np.float64]]:  # fmt: skip
-    """Return per-request columns, each float64 (n, R)."""
-    counts = walks.counts[:, chosen].astype(np.float64)
-    made = {name: counts[:, :, column] for name, column in COUNTS.items()}
-    made["spent"] = walks.spent[:, chosen]
-    made["requests"] = np.ones(made["spent"].shape)
-    if cost is not None:
-        made["seconds"] = cost.seconds(made["steps"], made["drafted"], made["tokens"], prompt[None, :])
-    if verdicts is not None:
-        outs = np.zeros((*made["spent"].shape, len(OF_OUTPUTS)))
-        exact = walks.exact[:, chosen]
-        for n, r in enumerate(chosen):
-            rows = np.flatnonzero(exact[:, n])
-            edges, back = np.unique(walks.edge[rows, r], return_inverse=True)
-            if len(edges):
-                outs[rows, n] = verdicts.of(int(r), edges)[back]
-        made.update({name: outs[:, :, n] for n, name in enumerate(OF_OUTPUTS)})
-        if verdicts.scorer is None:
-            del made["scored"], made["correct"]
-    return made
+@dataclass
+class _Pairing:
+    """Some requests, and strict matching on them: what every setting of one call is paired with."""
 
+    evaluator: Evaluator
+    grid: Grid
+    rows: npt.NDArray[np.int64]
+    off_trace: str
+    resamples: int
+    weights: npt.NDArray[np.float64] = field(init=False)
+    prompt: npt.NDArray[np.float64] = field(init=False)
+    strict: Columns = field(init=False)
+    strict_outputs: list[bytes] | None = field(init=False, default=None)
+    verdicts: dict[Layout, Verdicts] = field(init=False, default_factory=dict)
 
-def _chunk(
-    part: Grid, walks: Walks, strict: Walks, base: dict[str, Any], chosen: npt.NDArray[np.int64],
-    prompt: npt.NDArray[np.float64], cost: CostModel | None, verdicts: Verdicts | None, names: list[str],
-    needed: list[str], weights: npt.NDArray[np.float64], off_trace: str,
-) -> Quality:  # fmt: skip
-    exact = walks.exact[:, chosen]
-    keep = exact & strict.exact[:, chosen] if off_trace == "stop" else np.ones_like(exact)
-    made = _columns(walks, chosen, prompt, cost, verdicts)
-    whole = bool(keep.all())
-    table: dict[str, Any] = {}
-    for name in needed:
-        column = base[name.removesuffix("_strict")] if name.endswith("_strict") else made[name]
-        table[name] = column if whole else column * keep
-    sums = stats.Resampled(table, weights, kept=keep.sum(axis=1))
-    found: dict[str, Intervals] = {}
-    width = len(part)
-    for name in names:
-        if name in SHARES:
-            top, bottom = FIGURES[name].needs
-            found[name] = stats.share_interval(_wide(sums.whole[top], width), _wide(sums.whole[bottom], width))
-        elif name != "accuracy_change":
-            one = sums.interval(FIGURES[name].formula)
-            found[name] = Intervals(*(_wide(values, width) for values in (one.value, one.low, one.high)))
-    ledger = np.where(keep, walks.spent[:, chosen], 0.0).max(axis=1, initial=0.0)
-    quality = Quality(part, keep.sum(axis=1), exact.mean(axis=1), found, ledger)
+    def __post_init__(self) -> None:
+        evaluator = self.evaluator
+        self.weights = stats.resample_weights(len(self.rows), self.resamples, evaluator.seed)
+        records = evaluator.trace.request_records()
+        self.prompt = np.array([len(record.prompt_ids) for record in records], np.float64)[self.rows]
+        baseline = strict_beside(self.grid)
+        walks = evaluator.walk(baseline, self.off_trace)
+        if self.off_trace == "stop" and bool(walks.exact.any()):
+            table = evaluator.edges(baseline.layout)
+            edges = np.where(walks.exact[0], walks.edge[0], -1)
+            self.strict_outputs = [table.output(int(edge)) for edge in edges]
+        self.strict = self.columns(baseline, walks)
 
-    def counted(*columns: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        return np.stack([(column * keep).sum(axis=1) for column in columns], axis=1).astype(np.int64)
+    def allowed(self, figures: Sequence[str] | None) -> list[str]:
+        """Return the names of the figures that the data allow."""
+        known = set(self.strict) | {f"{name}_strict" for name in self.strict}
+        return [name for name in (figures or FIGURES) if set(FIGURES[name].needs) <= known]
 
-    if verdicts is not None:
-        quality.ended = counted(made["ended"], base["ended"])
-        if verdicts.scorer is not None:
-            quality.scored, quality.scorer = (
-                counted(made["scored"], base["correct"]),
-                getattr(verdicts.scorer, "title", ""),
+    def settings_at_once(self, names: Sequence[str]) -> int:
+        """Return how many settings fit in :data:`CHUNK_BYTES`."""
+        needed = {column for name in names for column in FIGURES[name].needs}
+        return max(1, CHUNK_BYTES // (8 * (len(needed) + 4) * (self.resamples + 3 * len(self.rows))))
+
+    def columns(self, grid: Grid, walks: Walks) -> Columns:
+        """Return per-request columns of walks, and whether each walk is exact."""
+        rows, cost = self.rows, self.evaluator.cost
+        counts = walks.counts[:, rows].astype(np.float64)
+        table = {name: counts[:, :, column] for name, column in COUNTS.items()}
+        table["spent"] = walks.spent[:, rows]
+        table["exact"] = walks.exact[:, rows].astype(np.float64)
+        table["requests"] = np.ones(table["spent"].shape)
+        if cost is not None:
+            table["seconds"] = cost.seconds(table["steps"], table["drafted"], table["tokens"], self.prompt[None, :])
+            table["plain"] = cost.plain_seconds(table["tokens"], self.prompt[None, :])
+        if self.strict_outputs is not None:
+            outputs = np.zeros((*table["spent"].shape, len(OF_OUTPUTS)))
+            for n, r in enumerate(rows):
+                known = np.flatnonzero(table["exact"][:, n])
+                edges, back = np.unique(walks.edge[known, r], return_inverse=True)
+                if len(edges):
+                    outputs[known, n] = self._verdicts(grid.layout, self.strict_outputs).of(int(r), edges)[back]
+            table.update({name: outputs[:, :, n] for n, name in enumerate(OF_OUTPUTS)})
+            if self.evaluator.scorer is None:
+                del table["scored"], table["correct"]
+        return table
+
+    def _verdicts(self, layout: Layout, strict: list[bytes]) -> Verdicts:
+        if layout not in self.verdicts:
+            evaluator = self.evaluator
+            self.verdicts[layout] = Verdicts(evaluator.edges(layout), strict, evaluator.scorer, evaluator.scores)
+        return self.verdicts[layout]
+
+    def quality(self, grid: Grid, table: Columns, names: Sequence[str]) -> Quality:
+        """Turn columns of a grid into figures."""
+        exact, strict_exact = table["exact"] > 0, self.strict["exact"] > 0
+        # A request whose strict walk is not known has nothing to be paired with.
+        keep = strict_exact & (exact if self.off_trace == "stop" else True)
+        sure = np.asarray((exact & strict_exact).all(axis=1))
+        whole, width = bool(keep.all()), len(grid)
+        needed = sorted({column for name in names for column in FIGURES[name].needs})
+        kept: dict[str, npt.NDArray[np.float64]] = {}
+        for name in needed:
+            column = self.strict[name.removesuffix("_strict")] if name.endswith("_strict") else table[name]
+            kept[name] = column if whole else column * keep
+        sums = stats.Resampled(kept, self.weights, kept=keep.sum(axis=1))
+        figures: dict[str, Intervals] = {}
+        for name in names:
+            if name in SHARES:
+                top, bottom = FIGURES[name].needs
+                figures[name] = stats.share_interval(_wide(sums.whole[top], width), _wide(sums.whole[bottom], width))
+            elif name != "accuracy_change":
+                drawn = sums.interval(FIGURES[name].formula)
+                figures[name] = Intervals(*(_wide(ends, width) for ends in (drawn.value, drawn.low, drawn.high)))
+        ledger = np.where(keep, table["spent"], 0.0).max(axis=1, initial=0.0)
+        quality = Quality(
+            grid, _wide(keep.sum(axis=1), width).astype(np.int64), exact.mean(axis=1), sure, figures, ledger,
+            resamples=self.resamples, seed=self.evaluator.seed,
+        )  # fmt: skip
+        self._count_outputs(quality, table, keep, "accuracy_change" in names)
+        quality.figures = {name: interval.only(sure) for name, interval in figures.items()}
+        return quality
+
+    def _count_outputs(self, quality: Quality, table: Columns, keep: npt.NDArray[np.bool_], change: bool) -> None:
+        """Add what is counted of outputs and answers, where these are known."""
+
+        def counted(*columns: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+            return np.stack([(column * keep).sum(axis=1) for column in columns], axis=1).astype(np.int64)
+
+        if self.strict_outputs is not None:
+            quality.ended = counted(table["ended"], self.strict["ended"])
+            if self.evaluator.scorer is not None:
+                quality.scored = counted(table["scored"], self.strict["correct"])
+                quality.scorer = getattr(self.evaluator.scorer, "title", "")
+        if change:
+            right, before = table["correct"] * keep, self.strict["correct"] * keep
+            scored = table["scored"] * keep
+            both = (right * before).sum(axis=1)
+            gained, lost = right.sum(axis=1) - both, before.sum(axis=1) - both
+            quality.figures["accuracy_change"] = stats.paired_difference(
+                both, gained, lost, scored.sum(axis=1) - both - gained - lost
             )
-    if "accuracy_change" in names:
-        right, before = made["correct"] * keep, base["correct"] * keep
-        scored = made["scored"] * keep
-        both = (right * before).sum(axis=1)
-        gained, lost = right.sum(axis=1) - both, before.sum(axis=1) - both
-        found["accuracy_change"] = stats.paired_difference(
-            both, gained, lost, scored.sum(axis=1) - both - gained - lost
-        )
-        quality.changed = np.stack([gained, lost], axis=1).astype(np.int64)
-        quality.mcnemar = np.array([stats.mcnemar(int(b), int(c)) for b, c in quality.changed])
-    return quality
+            quality.changed = np.stack([gained, lost], axis=1).astype(np.int64)
+            p = np.array([stats.mcnemar(int(b), int(c)) for b, c in quality.changed])
+            quality.mcnemar = np.where(quality.exact, p, np.nan)
 
 
 def _wide(values: npt.NDArray[Any], width: int) -> npt.NDArray[np.float64]:
     return np.broadcast_to(np.asarray(values, np.float64), (width,)).copy()
-
-
-def _joined(grid: Grid, parts: list[Quality], resamples: int, seed: int) -> Quality:
-    def join(pick: Callable[[Quality], Any]) -> Any:
-        return np.concatenate([pick(part) for part in parts])
-
-    figures: dict[str, Intervals] = {}
-    for name in parts[0].figures:
-        found_parts = [part.figures[name] for part in parts]
-        figures[name] = Intervals(
-            np.concatenate([one.value for one in found_parts]),
-            np.concatenate([one.low for one in found_parts]),
-            np.concatenate([one.high for one in found_parts]),
-        )
-    found = Quality(
-        grid, join(lambda part: part.requests), join(lambda part: part.exact_share), figures,
-        join(lambda part: part.largest_ledger), scorer=parts[0].scorer, resamples=resamples, seed=seed,
-    )  # fmt: skip
-    if parts[0].scored is not None:
-        found.scored = join(lambda part: part.scored)
-    if parts[0].ended is not None:
-        found.ended = join(lambda part: part.ended)
-    if parts[0].changed is not None:
-        found.changed, found.mcnemar = join(lambda part: part.changed), join(lambda part: part.mcnemar)
-    return found

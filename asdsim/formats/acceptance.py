@@ -1,7 +1,8 @@
 """Read what others write, and write what they read.
 
-- ``acceptance``: records of AIPerf and of vLLM's detailed speculative-decoding metrics, one JSON object per request; in
-  for comparison, out from any replay.
+- ``acceptance``: records of AIPerf and of vLLM's speculative-decoding metrics, one JSON object per request, alone or
+  inside the responses of vLLM, SGLang and TensorRT-LLM (see :mod:`asdsim.formats.responses`); in for comparison, out
+  from any replay.
 - ``asd-calibration``: the reference implementation's calibration rows, first rejections with a positive regret. A
   sample of regrets: nothing says what was accepted before or what follows, so no replay.
 - ``specdecode-bench``: per generated token, the tokens that a verification started there would emit. Replays strict
@@ -12,125 +13,58 @@ Every row is checked; the first that breaks an invariant is named.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import AsdsimError, UsageError, unknown_name
+from ..errors import UsageError, unknown_name
+from ..files import Fields, read_rows, shown
 from ..rules.settings import Policy
 from ..trace.graph import Graph, build_graph
 from ..trace.stored import Trace
 from ..walk.path import visits
+from .responses import ImportRefused, Row, agrees, is_failed, is_response, records_in
 
 FORMATS = ("acceptance", "asd-calibration", "specdecode-bench")
 
 COUNTS = ("num_accepted_draft_tokens", "num_draft_tokens", "num_spec_steps")
-CALIBRATION = (
-    "snapshot_index", "proposal_ordinal", "request_serial", "rid", "request_pool_slot", "forward_ct",
-    "barrier_position", "regret", "value", "regret_per_value",
-)  # fmt: skip
-VALUE_TOLERANCE = 1e-6
 RATIO_RELATIVE, RATIO_ABSOLUTE = 1e-6, 1e-7
+MAX_DRAFT = 2**15 - 2
+"""Most draft tokens of a step, as in a trace: no histogram is built for more."""
+LONGEST_STEP = 1025
+"""Most tokens of a step in SpecDecode-Bench: each draft length up to it is replayed."""
 
-
-class ImportRefused(AsdsimError):
-    """A file of another tool that cannot be trusted: which row, and why."""
-
-
-Row = dict[str, Any]
-
-
-def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield (where, row) from a JSON Lines file, or from a JSON list of objects.
-
-    Raises
-    ------
-    ImportRefused
-        On a row that is no JSON object.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ImportRefused(f"cannot read it: {error.strerror}", where=str(path)) from None
-    except UnicodeDecodeError:
-        raise ImportRefused("not text in UTF-8", where=str(path)) from None
-    if text.lstrip().startswith("["):
-        try:
-            items = list(enumerate(json.loads(text), start=1))
-        except json.JSONDecodeError as error:
-            raise ImportRefused(f"not valid JSON: {error}", where=str(path)) from None
-        kind = "item"
-    else:
-        kind, items = "line", []
-        for number, line in enumerate(text.splitlines(), start=1):
-            if line.strip():
-                try:
-                    items.append((number, json.loads(line)))
-                except json.JSONDecodeError as error:
-                    raise ImportRefused(f"not valid JSON: {error.msg}", where=f"{path}, line {number}") from None
-    for number, item in items:
-        where = f"{path}, {kind} {number}"
-        if not isinstance(item, dict):
-            raise ImportRefused("not a JSON object", where=where)
-        yield where, item
-
-
-def detect(path: Path) -> str:
-    """Return the format of a file by the keys of its first row.
-
-    Raises
-    ------
-    ImportRefused
-        If it is none of :data:`FORMATS`.
-    """
-    for where, row in read_rows(path):
-        if {"regret", "value", "regret_per_value"} <= set(row):
-            return "asd-calibration"
-        if any(key.startswith("acc_") for key in row) and "generated_token_ids" in row:
-            return "specdecode-bench"
-        if set(COUNTS) <= set(record_of(row)):
-            return "acceptance"
-        raise ImportRefused(
-            f"the keys {', '.join(map(str, row)) or '(none)'} belong to no format known here", where=where,
-            fix=f"known: {', '.join(FORMATS)}",
-        )  # fmt: skip
-    raise ImportRefused("there is no row in it", where=str(path))
-
-
-def number(row: Mapping[str, Any], key: str, where: str) -> float:
-    """Return a finite number of a row."""
-    value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ImportRefused(f"{key} is {value!r}, not a finite number", where=where)
-    return float(value)
-
-
-def count(row: Mapping[str, Any], key: str, where: str) -> int:
-    """Return a whole number >= 0 of a row."""
-    value = number(row, key, where)
-    if value < 0 or value != int(value):
-        raise ImportRefused(f"{key} is {value:g}, not a whole number >= 0", where=where)
-    return int(value)
+Rows = Iterable[tuple[str, Row]]
 
 
 # --- acceptance records -------------------------------------------------------------------------------------------
 
 
-def record_of(row: Row) -> Row:
-    """Return the acceptance record of a row: the row itself, or what it holds under a key of the two tools."""
-    for key in ("spec_decode", "spec_decode_metrics", "spec_decode_acceptance"):
-        if isinstance(row.get(key), dict):
-            return dict(row[key])
-    return row
+@dataclass(frozen=True)
+class Acceptance:
+    """Acceptance records of a file.
+
+    Attributes
+    ----------
+    rows : list of dict
+        Checked, with every figure filled in.
+    failed, without : int
+        Requests left out: those that failed, and responses without statistics.
+    """
+
+    rows: list[Row]
+    failed: int = 0
+    without: int = 0
 
 
-def read_acceptance(path: Path) -> list[Row]:
+def read_acceptance(path: Path, rows: Rows | None = None) -> Acceptance:
     """Read acceptance records and check their invariants.
 
     The histogram must sum to the steps and to the accepted tokens, accepted must not exceed drafted, and figures that
@@ -141,21 +75,85 @@ def read_acceptance(path: Path) -> list[Row]:
     ImportRefused
         Naming the first row that breaks one.
     """
-    found: list[Row] = []
-    for where, row in read_rows(path):
-        found.append(check_acceptance(record_of(row), where) | {"request_id": row.get("request_id", len(found))})
-    if not found:
-        raise ImportRefused("there is no row in it", where=str(path))
-    return found
+    records: list[Row] = []
+    failed = without = 0
+    for where, row in rows or read_rows(path, error=ImportRefused):
+        if is_failed(row):
+            failed += 1
+            continue
+        inner = records_in(row, where)
+        if not inner and not is_response(row):
+            raise _unknown(row, where)
+        without += not inner
+        for record in inner:
+            failed += Fields(record, where, ImportRefused).whole("failed", 0)
+            records.append({"request_id": record.get("request_id", len(records)), **check_acceptance(record, where)})
+    if not records:
+        left = f": {failed} failed, {without} without statistics of speculative decoding" if failed + without else ""
+        raise ImportRefused(f"there is no row in it{left}", where=shown(path))
+    return Acceptance(records, failed, without)
 
 
 def check_acceptance(row: Row, where: str) -> Row:
-    """Return a record with every figure filled in; refuse one that contradicts itself."""
-    steps, accepted, drafted = (count(row, key, where) for key in ("num_spec_steps", *COUNTS[:2]))
+    """Return a record with every figure filled in; refuse one that contradicts itself.
+
+    In serving engines the first token of a request comes from prefill, so that ``completion_tokens`` is at most
+    1 + accepted + steps, and the steps emitted accepted + steps. In asdsim a draft stands at the prompt, and the steps
+    emitted ``completion_tokens``. Each figure of length is over what the steps emitted.
+    """
+    fields = Fields(row, where, ImportRefused)
+    steps, accepted, drafted = (fields.whole(key) for key in ("num_spec_steps", *COUNTS[:2]))
+    requests = fields.whole("requests", 1)
     if accepted > drafted:
         raise ImportRefused(f"{accepted} draft tokens accepted, but only {drafted} drafted", where=where)
-    made: Row = {"num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted}
-    per_accepted, per_drafted = (_list(row, key, where) for key in ("per_step_accepted", "per_step_drafted"))
+    if drafted and not steps:
+        raise ImportRefused(f"{drafted} draft tokens in no step", where=where)
+    record: Row = {"num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted}
+    per_accepted, per_drafted, histogram = _per_step(fields, steps, accepted, drafted)
+    tokens = fields.whole("completion_tokens", None)
+    given = fields.number("mean_acceptance_length", None)
+    length = 1.0 + accepted / steps if steps else None
+    # Files of asdsim before it named itself: cut at the end of a request, and divided by the steps.
+    unnamed = length is not None and given is not None and tokens is not None and not agrees(given, length)
+    own = row.get("engine") == "asdsim" or bool(unnamed and tokens < accepted + steps)
+    most = accepted + steps + (0 if own else requests)
+    if tokens is not None and tokens > most:
+        raise ImportRefused(
+            f"completion_tokens {tokens} is more than {accepted} accepted + {steps} steps"
+            + ("" if own else f" + {requests} from prefill"), where=where,
+            fix="steps without a draft are missing from num_spec_steps: tokens per step cannot be had from it",
+        )  # fmt: skip
+    if own and tokens is not None and steps:
+        length = tokens / steps
+    if given is not None and length is not None and not agrees(given, length):
+        raise ImportRefused(
+            f"mean_acceptance_length {given:g} is not {length:.6g}, the bonus token included", where=where
+        )
+    rate = fields.number("draft_acceptance_rate", None)
+    if rate is not None and drafted and not agrees(rate, accepted / drafted):
+        raise ImportRefused(f"draft_acceptance_rate {rate:g} is not {accepted / drafted:.6g}", where=where)
+    if own or row.get("engine") is not None:
+        record["engine"] = "asdsim" if own else fields.text("engine")
+    if requests != 1:
+        record["requests"] = requests
+    record["mean_acceptance_length"] = length
+    record["accepted_per_proposal"] = accepted / steps if steps else None
+    record["draft_acceptance_rate"] = accepted / drafted if drafted else None
+    record["completion_tokens"] = tokens
+    record["num_spec_tokens"] = _most_drafted(fields, steps, accepted, per_drafted, histogram)
+    record["acceptance_histogram"] = histogram
+    record["per_step_accepted"], record["per_step_drafted"] = per_accepted, per_drafted
+    return record
+
+
+def _per_step(
+    fields: Fields, steps: int, accepted: int, drafted: int
+) -> tuple[list[int] | None, list[int] | None, list[int] | None]:
+    """Return accepted and drafted tokens of each step and the histogram, as far as they are there."""
+    where = fields.where
+    per_accepted, per_drafted = (
+        fields.list_of("whole", key, None, most=MAX_DRAFT) for key in ("per_step_accepted", "per_step_drafted")
+    )
     for name, values, total in (
         ("per_step_accepted", per_accepted, accepted),
         ("per_step_drafted", per_drafted, drafted),
@@ -168,7 +166,7 @@ def check_acceptance(row: Row, where: str) -> Row:
         for step, (a, d) in enumerate(zip(per_accepted, per_drafted, strict=True)):
             if a > d:
                 raise ImportRefused(f"step {step} accepted {a} of {d} draft tokens", where=where)
-    histogram = _histogram(row, where)
+    histogram = _histogram(fields)
     if histogram is None and per_accepted is not None:
         histogram = np.bincount(per_accepted, minlength=1).tolist()
     if histogram is not None:
@@ -181,51 +179,42 @@ def check_acceptance(row: Row, where: str) -> Row:
             counted = np.bincount(per_accepted, minlength=len(histogram)).tolist()
             if counted[: len(histogram)] != histogram or any(counted[len(histogram) :]):
                 raise ImportRefused("acceptance_histogram does not count per_step_accepted", where=where)
-    tokens = count(row, "completion_tokens", where) if row.get("completion_tokens") is not None else None
-    lengths = [1.0 + accepted / steps] if steps else []
-    if tokens is not None and steps:
-        lengths.append(tokens / steps)  # cut at the end of the request
-    if row.get("mean_acceptance_length") is not None and steps:
-        given = number(row, "mean_acceptance_length", where)
-        if not any(math.isclose(given, length, rel_tol=1e-6, abs_tol=1e-6) for length in lengths):
-            raise ImportRefused(
-                f"mean_acceptance_length {given:g} is not {lengths[0]:.6g}, the bonus token included", where=where
-            )
-    if row.get("draft_acceptance_rate") is not None and drafted:
-        given = number(row, "draft_acceptance_rate", where)
-        if not math.isclose(given, accepted / drafted, rel_tol=1e-6, abs_tol=1e-6):
-            raise ImportRefused(f"draft_acceptance_rate {given:g} is not {accepted / drafted:.6g}", where=where)
-    made["mean_acceptance_length"] = row.get("mean_acceptance_length", lengths[-1] if lengths else None)
-    made["accepted_per_proposal"] = accepted / steps if steps else None
-    made["draft_acceptance_rate"] = accepted / drafted if drafted else None
-    made["completion_tokens"] = tokens
-    made["num_spec_tokens"] = row.get("num_spec_tokens", max(per_drafted) if per_drafted else None)
-    made["acceptance_histogram"] = histogram
-    made["per_step_accepted"], made["per_step_drafted"] = per_accepted, per_drafted
-    return made
+    return per_accepted, per_drafted, histogram
 
 
-def _list(row: Row, key: str, where: str) -> list[int] | None:
-    values = row.get(key)
-    if values is None:
-        return None
-    whole = isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)
-    if not whole:
-        raise ImportRefused(f"{key} is not a list of whole numbers >= 0", where=where)
-    return list(values)
+def _most_drafted(
+    fields: Fields, steps: int, accepted: int, per_drafted: list[int] | None, histogram: list[int] | None
+) -> int | None:
+    """Return ``num_spec_tokens``; refuse one that is below what a step drafted or accepted."""
+    most = fields.whole("num_spec_tokens", None, most=MAX_DRAFT)
+    if most is None:
+        return max(per_drafted) if per_drafted else None
+    largest = max((j for j, n in enumerate(histogram or []) if n), default=-(-accepted // steps) if steps else 0)
+    if largest > most:
+        raise ImportRefused(f"num_spec_tokens is {most}, but a step accepted {largest}", where=fields.where)
+    if per_drafted and max(per_drafted) > most:
+        raise ImportRefused(f"num_spec_tokens is {most}, but a step drafted {max(per_drafted)}", where=fields.where)
+    return most
 
 
-def _histogram(row: Row, where: str) -> list[int] | None:
-    values = row.get("acceptance_histogram")
+def _histogram(fields: Fields) -> list[int] | None:
+    values = fields.get("acceptance_histogram", None)
     if isinstance(values, dict):  # {"0": 3, "2": 1}
-        try:
-            flat = [0] * (max((int(key) for key in values), default=0) + 1)
-            for key, value in values.items():
-                flat[int(key) if int(key) >= 0 else len(flat)] = value
-        except (ValueError, IndexError):
-            raise ImportRefused("acceptance_histogram has a key that is no number of tokens", where=where) from None
-        return _list({"acceptance_histogram": flat}, "acceptance_histogram", where)
-    return _list(row, "acceptance_histogram", where)
+        for key in values:
+            if not (key.isascii() and key.isdigit() and len(key) <= 5 and str(int(key)) == key):
+                raise ImportRefused(
+                    f"acceptance_histogram has a key that is no number of tokens: {shown(key[:20])}", where=fields.where
+                )
+        most = max(map(int, values), default=-1)
+        if most > MAX_DRAFT:
+            raise ImportRefused(f"acceptance_histogram has a step of {most} accepted tokens", where=fields.where)
+        values = [values.get(str(count), 0) for count in range(most + 1)]
+    flat: list[int] | None = Fields(
+        {"acceptance_histogram": values}, fields.where, ImportRefused
+    ).list_of("whole", "acceptance_histogram", None)  # fmt: skip
+    if flat is not None and len(flat) > MAX_DRAFT + 1:
+        raise ImportRefused(f"acceptance_histogram has {len(flat)} entries", where=fields.where)
+    return flat
 
 
 def acceptance_records(trace: Trace, policy: Policy, graph: Graph | None = None) -> tuple[list[Row], int]:
@@ -237,7 +226,7 @@ def acceptance_records(trace: Trace, policy: Policy, graph: Graph | None = None)
         If every request left the trace.
     """
     laid = graph or build_graph(trace, policy.layout)
-    made: list[Row] = []
+    records: list[Row] = []
     left = 0
     for r, name in enumerate(laid.request_ids):
         steps, exact = visits(laid, policy, r)
@@ -249,6 +238,7 @@ def acceptance_records(trace: Trace, policy: Policy, graph: Graph | None = None)
         tokens = sum(visit.tokens for visit in steps)
         row: Row = {
             "request_id": name,
+            "engine": "asdsim",
             "mean_acceptance_length": tokens / len(steps) if steps else None,
             "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else None,
             "acceptance_histogram": np.bincount(accepted, minlength=laid.max_draft + 1).tolist() if steps else [],
@@ -261,13 +251,13 @@ def acceptance_records(trace: Trace, policy: Policy, graph: Graph | None = None)
             "per_step_drafted": drafted,
         }
         check_acceptance(row, f"request {name}")
-        made.append(row)
-    if not made and left:
+        records.append(row)
+    if not records and left:
         raise UsageError(
             f"all {left} requests leave the trace under {policy}", where=str(trace.path),
             fix="run asdsim cover for this setting",
         )  # fmt: skip
-    return made, left
+    return records, left
 
 
 # --- calibration rows of ASD --------------------------------------------------------------------------------------
@@ -294,7 +284,7 @@ class RegretSample:
         return [float(q) for q in np.quantile(self.ratio, [0.25, 0.5, 0.75])]
 
 
-def read_calibration(path: Path) -> RegretSample:
+def read_calibration(path: Path, source: Rows | None = None) -> RegretSample:
     """Read the reference implementation's calibration rows.
 
     Raises
@@ -304,11 +294,9 @@ def read_calibration(path: Path) -> RegretSample:
         absolute 1e-7); naming the row.
     """
     rows, numbers = [], []
-    for where, row in read_rows(path):
-        missing = [key for key in ("regret", "value", "regret_per_value") if key not in row]
-        if missing:
-            raise ImportRefused(f"no {missing[0]}", where=where)
-        regret, value, ratio = (number(row, key, where) for key in ("regret", "value", "regret_per_value"))
+    for where, row in source or read_rows(path, error=ImportRefused):
+        fields = Fields(row, where, ImportRefused)
+        regret, value, ratio = (fields.number(key) for key in ("regret", "value", "regret_per_value"))
         if not regret > 0:
             raise ImportRefused(f"regret {regret:g} is not positive", where=where)
         if not value > 0:
@@ -318,7 +306,7 @@ def read_calibration(path: Path) -> RegretSample:
         numbers.append((regret, value, ratio))
         rows.append(row)
     if not rows:
-        raise ImportRefused("there is no row in it", where=str(path))
+        raise ImportRefused("there is no row in it", where=shown(path))
     columns = np.array(numbers, np.float64).T
     return RegretSample(columns[0], columns[1], columns[2], rows)
 
@@ -381,7 +369,7 @@ class AcceptanceLengths:
         }  # fmt: skip
 
 
-def read_specdecode_bench(path: Path) -> list[AcceptanceLengths]:
+def read_specdecode_bench(path: Path, rows: Rows | None = None) -> list[AcceptanceLengths]:
     """Read SpecDecode-Bench rows, one result per drafter.
 
     Raises
@@ -393,7 +381,7 @@ def read_specdecode_bench(path: Path) -> list[AcceptanceLengths]:
     parts: dict[str, list[npt.NDArray[np.int64]]] = {}
     ids: list[str] = []
     generated: list[int] = []
-    for where, row in read_rows(path):
+    for where, row in rows or read_rows(path, error=ImportRefused):
         tokens = row.get("generated_token_ids")
         if not isinstance(tokens, list):
             raise ImportRefused("generated_token_ids is not a list", where=where)
@@ -402,48 +390,97 @@ def read_specdecode_bench(path: Path) -> list[AcceptanceLengths]:
             names = here
         if not names or here != names:
             raise ImportRefused(
-                f"acceptance lengths of {', '.join(here) or 'no drafter'}, the rows before have {', '.join(names)}",
+                shown(
+                    f"acceptance lengths of {', '.join(here) or 'no drafter'}, the rows before have {', '.join(names)}"
+                ),
                 where=where,
             )
         for name in names:
             lengths = row[name].get("acc_len") if isinstance(row[name], dict) else None
             if not isinstance(lengths, list):
-                raise ImportRefused(f"{name} has no list acc_len", where=where)
+                raise ImportRefused(f"{shown(name)} has no list acc_len", where=where)
             for place, length in enumerate(lengths):
-                if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-                    raise ImportRefused(f"{name}: acc_len {length!r} at token {place} is not >= 1", where=where)
+                if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= LONGEST_STEP:
+                    raise ImportRefused(
+                        f"{shown(name)}: acc_len {shown(reprlib.repr(length))} at token {place} is not >= 1 and <= "
+                        f"{LONGEST_STEP:,}", where=where,
+                    )  # fmt: skip
             parts.setdefault(name, []).append(np.array(lengths, np.int64))
         ids.append(str(row.get("id", len(ids))))
         generated.append(len(tokens))
     if not ids:
-        raise ImportRefused("there is no row in it", where=str(path))
+        raise ImportRefused("there is no row in it", where=shown(path))
     return [AcceptanceLengths(name.removeprefix("acc_"), ids, generated, parts[name]) for name in names]
 
 
-READERS: dict[str, Callable[[Path], Any]] = {
+READERS: dict[str, Callable[..., Any]] = {
     "acceptance": read_acceptance, "asd-calibration": read_calibration, "specdecode-bench": read_specdecode_bench,
 }  # fmt: skip
 
 
 def summary_of(records: Sequence[Row]) -> Row:
-    """Return sums and ratios over acceptance records."""
+    """Return sums and ratios over acceptance records; see :func:`check_acceptance` for what the steps emitted."""
     steps, accepted, drafted = (
         sum(row[key] for row in records) for key in ("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens")
     )
     tokens = [row["completion_tokens"] for row in records]
-    known = all(value is not None for value in tokens)
+    emitted = sum(
+        row["completion_tokens"]
+        if row.get("engine") == "asdsim" and row["completion_tokens"] is not None
+        else row["num_accepted_draft_tokens"] + row["num_spec_steps"]
+        for row in records
+    )
     return {
-        "requests": len(records), "num_spec_steps": steps, "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": drafted, "completion_tokens": sum(tokens) if known else None,
-        "mean_acceptance_length": (sum(tokens) if known else accepted + steps) / steps if steps else None,
+        "requests": sum(row.get("requests", 1) for row in records), "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted,
+        "completion_tokens": None if None in tokens else sum(tokens),
+        "mean_acceptance_length": emitted / steps if steps else None,
         "accepted_per_proposal": accepted / steps if steps else None,
         "draft_acceptance_rate": accepted / drafted if drafted else None,
     }  # fmt: skip
 
 
+def _format_of(row: Row, where: str) -> str | None:
+    """Return the format of a row by its keys; None for a response that holds nothing to tell it by."""
+    if {"regret", "value", "regret_per_value"} <= row.keys():
+        return "asd-calibration"
+    if any(key.startswith("acc_") for key in row) and "generated_token_ids" in row:
+        return "specdecode-bench"
+    if is_failed(row) or (not records_in(row, where) and is_response(row)):
+        return None
+    if records_in(row, where):
+        return "acceptance"
+    raise _unknown(row, where)
+
+
+def _unknown(row: Row, where: str) -> ImportRefused:
+    keys = shown(", ".join(list(map(str, row))[:20]))
+    return ImportRefused(
+        f"the keys {keys or '(none)'} belong to no format known here", where=where, fix=f"known: {', '.join(FORMATS)}"
+    )
+
+
 def read(path: Path, kind: str = "auto") -> tuple[str, Any]:
-    """Read a file of another tool; returns its format and content."""
-    chosen = detect(path) if kind == "auto" else kind
-    if chosen not in FORMATS:
-        raise unknown_name("format", chosen, ["auto", *FORMATS])
-    return chosen, READERS[chosen](path)
+    """Read a file of another tool once, from front to back; returns its format and content.
+
+    Raises
+    ------
+    UsageError
+        On an unknown ``kind``.
+    ImportRefused
+        On what is not of that format, or under ``auto`` of none.
+    """
+    if kind not in ("auto", *FORMATS):
+        raise unknown_name("format", kind, ["auto", *FORMATS])
+    rows: Rows = read_rows(path, error=ImportRefused)
+    if kind == "auto":
+        ahead: list[tuple[str, Row]] = []
+        for where, row in rows:
+            ahead.append((where, row))
+            known = _format_of(row, where)
+            if known is not None:
+                kind = known
+                break
+        rows = chain(ahead, rows)
+    chosen = "acceptance" if kind == "auto" else kind  # which says that nothing is there
+    return chosen, READERS[chosen](path, rows)

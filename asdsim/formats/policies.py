@@ -1,4 +1,4 @@
-"""One setting of ASD under another reading, and the configuration files of the reference implementation.
+"""One setting of ASD under another reading, the reference implementation's configuration files, and policy.json.
 
 Numbers are carried over where the two readings decide alike for every block, up to what the notes say; where no setting
 of the other reading means the same, the conversion is refused with the reason.
@@ -6,14 +6,14 @@ of the other reading means the same, the conversion is refused with the reason.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, unknown_name
-from ..rules.settings import SEMANTICS, Policy, layout_of
+from ..files import Fields, read_json, shown
+from ..rules.settings import SEMANTICS, Grid, Policy, layout_of
 
 CORE_KEYS = ("risk_budget", "max_regret_per_value", "max_relaxed_tokens_per_block")
 DSPARK_KEYS = ("B", "g", "m", "value_scheme", "block_size")
@@ -104,7 +104,7 @@ def convert_policy(policy: Policy, to: str, block_size: int | None = None) -> Co
 
 
 def read_config(path: Path) -> tuple[Policy, int | None]:
-    """Read a JSON configuration of the reference implementation: its core's, or DSpark's.
+    """Read a JSON configuration of the reference implementation (its core's, or DSpark's), or asdsim's ``policy.json``.
 
     Returns
     -------
@@ -115,47 +115,51 @@ def read_config(path: Path) -> tuple[Policy, int | None]:
     Raises
     ------
     UsageError
-        If it is neither: which key is wrong.
+        If it is none of them: which key is wrong.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=str(path)) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"not valid JSON: {error}", where=str(path)) from None
-    if not isinstance(content, dict):
-        raise UsageError("not a JSON object", where=str(path))
+    content = read_json(path)
+    fields = Fields(content, path)
+    if content.get("kind") == "asdsim policy":
+        return _own(fields, path), None
     if set(CORE_KEYS) <= set(content):
-        B, g, M = (_number(content, key, path) for key in CORE_KEYS)
+        B, g, M = (fields.number(key) for key in CORE_KEYS)
         return _checked(B, g, M, "core", path), None
     if {"B", "g", "m"} <= set(content):
-        scheme = content.get("value_scheme", "normalized_suffix")
+        scheme = fields.text("value_scheme", "normalized_suffix")
         if scheme != "normalized_suffix":
-            raise UsageError(f"value_scheme {scheme!r} is not normalized_suffix", where=str(path))
-        size = content.get("block_size")
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise UsageError(f"block_size {size!r} is no draft length", where=str(path))
-        B, g, M = (_number(content, key, path) for key in ("B", "g", "m"))
+            fields.refuse("value_scheme", "normalized_suffix")
+        size = fields.whole("block_size", least=1)
+        B, g, M = (fields.number(key) for key in ("B", "g", "m"))
         return _checked(B, g, M, "dspark", path), size
     raise UsageError(
-        f"neither a configuration of the core ({', '.join(CORE_KEYS)}) nor of DSpark ({', '.join(DSPARK_KEYS)})",
-        where=str(path),
-        fix=f"found the keys {', '.join(map(str, content)) or 'none'}",
+        f"neither a configuration of the core ({', '.join(CORE_KEYS)}), nor of DSpark ({', '.join(DSPARK_KEYS)}), "
+        "nor a policy of asdsim",
+        where=shown(path),
+        fix=f"the keys are {shown(', '.join(list(map(str, content))[:20])) or 'none'}",
     )
 
 
-def _number(content: dict[str, Any], key: str, path: Path) -> float:
-    value = content[key]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UsageError(f"{key} is {value!r}, not a finite number", where=str(path))
-    return float(value)
+def _own(fields: Fields, path: Path) -> Policy:
+    """Return the setting of a ``policy.json`` that asdsim calibrate wrote."""
+    rule = fields.text("rule", "asd")
+    if rule != "asd":
+        raise UsageError(f"a policy of rule {shown(rule)!r} has no reading of ASD", where=shown(path))
+    B, g, M = (fields.number(key, infinite=True) for key in ("B", "g", "M"))
+    regret, value, ledger = (
+        fields.text(key, default) for key, default in (("regret", "logit"), ("value", ""), ("ledger", "request"))
+    )
+    try:
+        grid = Grid.product([B], [g], [M], fields.text("semantics"), regret=regret, value=value, ledger=ledger)
+    except UsageError as error:
+        raise UsageError(error.what, where=shown(path), fix=error.fix) from None
+    return grid.policy(0)
 
 
 def _checked(B: float, g: float, M: float, semantics: str, path: Path) -> Policy:
     try:
         return setting(B, g, M, semantics)
     except UsageError as error:
-        raise UsageError(error.what, where=str(path), fix=error.fix) from None
+        raise UsageError(error.what, where=shown(path), fix=error.fix) from None
 
 
 def config_of(converted: Converted, kind: str) -> dict[str, Any]:

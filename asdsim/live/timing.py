@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,19 @@ import numpy.typing as npt
 from .. import stats
 from ..errors import UsageError
 from ..evaluate.cost import CostModel
-from ..evaluate.quality import judge
-from ..rules.settings import STRICT, Grid
+from ..evaluate.quality import Evaluator
+from ..rules.settings import STRICT, Grid, Policy
 from ..stats import Intervals
+
+if TYPE_CHECKING:
+    from ..records import RequestRecord
 
 MAX_DRIFT = 0.03
 RUNS = ("strict before", "policy", "strict after")
 WARM_TOKENS = 16
 
 Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -47,6 +51,9 @@ class Timing:
         Tokens per second of the policy over the mean of the strict runs, paired by request.
     predicted_live : float
         The same ratio, predicted by the cost model from the steps that the live runs took.
+    predicted_plain, predicted_strict_plain : float
+        Tokens per second of the policy, and of the first strict run, over those of the target alone: predicted by the
+        cost model from the steps that the live runs took.
     predicted_replay : Intervals or None
         Predicted from the replay of the trace (natural end), where the policy is exact on it.
     predicted_rate : float
@@ -63,6 +70,8 @@ class Timing:
     measured: Intervals
     predicted_live: float
     predicted_rate: float
+    predicted_plain: float
+    predicted_strict_plain: float
     predicted_replay: Intervals | None
     drift: float
     problems: list[str] = field(default_factory=list)
@@ -128,7 +137,7 @@ def time_policy(
     """
     from ..evaluate.cost import fit_trace
     from ..result import load
-    from ..studies.calibrate import check_same_models, identity
+    from ..studies.frozen import check_same_models, identity
 
     trace = load(path)
     if policy is not None:
@@ -138,57 +147,72 @@ def time_policy(
     if tokens is not None and tokens < 1:
         raise UsageError(f"--tokens {tokens} leaves nothing to generate")
     model = cost or fit_trace(trace)
-    records = [
-        replace(record, stop="fixed", max_new_tokens=tokens or record.max_new_tokens)
-        for record in trace.request_records()[:limit]
-    ]
-    records = [record for record in records if record.max_new_tokens > 0]
+    wanted = {
+        n: replace(record, stop="fixed", max_new_tokens=tokens or record.max_new_tokens)
+        for n, record in enumerate(trace.request_records()[:limit])
+        if tokens or record.max_new_tokens > 0
+    }
+    records = list(wanted.values())
     if not records:
         raise UsageError("the trace has no request to time", where=str(path))
     from ..capture.loop import decode
     from ..capture.reload import load_pair
 
     at_hand = models or load_pair(trace.manifest, target=target, drafter=drafter, offline=offline)
-    width = trace.manifest.num_draft_tokens
-    chosen = grid.policy(0)
+    setting, width = grid.policy(0), trace.manifest.num_draft_tokens
+
+    def run(policy: Policy, record: RequestRecord) -> tuple[int, int, int, float]:
+        start = perf_counter()
+        done = decode(*at_hand, record, policy, width)
+        seconds = perf_counter() - start
+        return len(done.tokens), len(done.outcomes), sum(one.num_draft_tokens for one in done.outcomes), seconds
+
     # First calls allocate and compile: they are no part of any run.
-    decode(*at_hand, replace(records[0], max_new_tokens=min(WARM_TOKENS, records[0].max_new_tokens)), chosen, width)
-    shape = len(RUNS), len(records)
-    made, steps, drafted = (np.zeros(shape, np.int64) for _ in range(3))
-    seconds = np.zeros(shape)
-    settings = (STRICT, chosen, STRICT)
-    order = [(run, r) for run in range(len(RUNS)) for r in range(len(records))]
+    run(setting, replace(records[0], max_new_tokens=min(WARM_TOKENS, records[0].max_new_tokens)))
+    table = np.zeros((4, len(RUNS), len(records)))
+    order = [(n, r) for n in range(len(RUNS)) for r in range(len(records))]
     if interleave:
         order.sort(key=lambda pair: (pair[1], pair[0]))
-    for run, r in order:
-        start = perf_counter()
-        done = decode(*at_hand, records[r], settings[run], width)
-        seconds[run, r] = perf_counter() - start
-        made[run, r], steps[run, r] = len(done.tokens), len(done.outcomes)
-        drafted[run, r] = sum(outcome.num_draft_tokens for outcome in done.outcomes)
+    for n, r in order:
+        table[:, n, r] = run((STRICT, setting, STRICT)[n], records[r])
         if progress:
             progress(1)
-    prompt = np.array([len(record.prompt_ids) for record in records], np.float64)
-    foreseen = model.seconds(steps, drafted, made, prompt)
+    tokens_made, steps, drafted = table[:3].astype(np.int64)
+    evaluator = Evaluator(trace, cost=model, resamples=resamples, seed=seed)
+    return _timing(evaluator, grid, list(wanted), (tokens_made, steps, drafted, table[3]), max_drift)
+
+
+def _timing(
+    evaluator: Evaluator, grid: Grid, rows: list[int], runs: tuple[Counts, Counts, Counts, Floats], max_drift: float
+) -> Timing:
+    """Put what was measured beside what is predicted.
+
+    ``rows`` are the requests in the trace; ``runs`` holds their tokens, steps, drafts and seconds, each (3, R).
+    """
+    made, steps, drafted, seconds = runs
+    model, records = evaluator.cost, evaluator.trace.request_records()
+    assert model is not None
+    prompt = np.array([len(records[n].prompt_ids) for n in rows], np.float64)
+    foreseen, plain = model.seconds(steps, drafted, made, prompt), model.plain_seconds(made, prompt)
     rates = made.sum(axis=1) / seconds.sum(axis=1)
-    rows = trace.request_records()
-    replayed = judge(trace, grid, cost=model, figures=["speed_up"], resamples=resamples, seed=seed,
-                     requests=range(min(limit, len(rows))))  # fmt: skip
-    found = Timing(
-        len(records), made, steps, drafted, seconds, _measured(made, seconds, resamples, seed),
+    replayed = evaluator.evaluate(grid, figures=["speed_up"], requests=rows)
+    timing = Timing(
+        len(rows), made, steps, drafted, seconds, _measured(made, seconds, evaluator.resamples, evaluator.seed),
         predicted_live=float(_gain(made.sum(axis=1) / foreseen.sum(axis=1))),
         predicted_rate=float(made[1].sum() / foreseen[1].sum()),
-        predicted_replay=replayed.figures["speed_up"] if replayed.exact_share[0] == 1.0 else None,
+        predicted_plain=float(plain[1].sum() / foreseen[1].sum()),
+        predicted_strict_plain=float(plain[0].sum() / foreseen[0].sum()),
+        predicted_replay=replayed.figures["speed_up"] if replayed.exact[0] else None,
         drift=float(rates[2] / rates[0] - 1.0),
     )  # fmt: skip
     if (made != made[0]).any():
-        found.problems.append("the runs did not generate equally many tokens: the work was not fixed")
-    if abs(found.drift) > max_drift:
-        found.problems.append(
-            f"the strict runs drifted by {100 * found.drift:+.1f} %, more than {100 * max_drift:g} %: the machine was "
+        timing.problems.append("the runs did not generate equally many tokens: the work was not fixed")
+    if abs(timing.drift) > max_drift:
+        timing.problems.append(
+            f"the strict runs drifted by {100 * timing.drift:+.1f} %, more than {100 * max_drift:g} %: the machine was "
             "not still, and the measured speed-up means little"
         )
-    return found
+    return timing
 
 
 def _gain(rates: Floats) -> float:

@@ -85,7 +85,7 @@ def verify_trace(
         If no grid is given and none is covered.
     """
     from ..result import load
-    from ..trace.graph import edge_tokens_of
+    from ..trace.tokens import edge_tokens
     from ..walk.path import visits
 
     trace = load(path)
@@ -113,7 +113,7 @@ def verify_trace(
             steps = {step.step_id: step for step in trace.steps_of(records[r].request_id)}
             ids = trace.column("steps", "step_id")
             case = Case(
-                records[r], policy, edge_tokens_of(trace, graph, walk.visits[-1].edge) if walk.visits else [],
+                records[r], policy, edge_tokens(trace, graph, walk.visits[-1].edge) if walk.visits else [],
                 [(steps[int(ids[visit.step])], visit.accepted, visit.closeness) for visit in walk.visits],
             )  # fmt: skip
             for difference in verify(*at_hand, trace.manifest.num_draft_tokens, [case], found.threshold):

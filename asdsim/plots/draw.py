@@ -9,14 +9,11 @@ open markers in lines, and named in the legend; in maps, means over only the req
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
-import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +27,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from .. import __version__
 from ..errors import AsdsimError, UsageError
+from ..files import dump_json, write_atomically
+from ..provenance import provenance as made_with
 
 if TYPE_CHECKING:
     import polars as pl
@@ -606,14 +604,7 @@ def match_share(
 
 def provenance(command: str, *, source: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what a figure came from: command, software versions, and the caller's words on the source."""
-    versions = {"python": platform.python_version(), "asdsim": __version__}
-    versions.update({name: metadata.version(name) for name in ("matplotlib", "numpy", "polars")})
-    return {
-        "schema_version": PROVENANCE_VERSION,
-        "command": command,
-        "software": versions,
-        "source": dict(source or {}),
-    }
+    return {"schema_version": PROVENANCE_VERSION, **made_with(command, source, "matplotlib", "numpy", "polars")}
 
 
 def save(
@@ -644,7 +635,7 @@ def save(
     """
     base = Path(stem)
     paths = [base.with_name(base.name + suffix) for suffix in (".svg", ".png", ".json")]
-    text = json.dumps(_plain({**record, "figure": base.name, "data": data or {}}), indent=1, ensure_ascii=False) + "\n"
+    text = dump_json({**record, "figure": base.name, "data": data or {}}, indent=1, ascii_only=False) + "\n"
     text = re.sub(
         r"\[\n[^\[\]{}]*\]", lambda flat: re.sub(r"\n\s*", " ", flat[0]), text
     )  # a list of numbers on one line
@@ -653,12 +644,7 @@ def save(
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
         for path, octets in zip(paths, content, strict=True):
-            rest = path.with_name(path.name + ".tmp")
-            try:
-                rest.write_bytes(octets)
-                rest.replace(path)
-            finally:
-                rest.unlink(missing_ok=True)
+            write_atomically(path, octets)
     except OSError as error:
         raise AsdsimError(
             f"cannot write: {error.strerror or error}", where=str(base), fix="choose another folder with -o"
@@ -671,21 +657,6 @@ def _drawn(figure: Figure, kind: str) -> bytes:
     # No date and no version in the files: a redraw of the same data changes no byte.
     figure.savefig(stream, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return stream.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    """Return JSON-ready numbers: arrays as lists, infinities as text, NaN as null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    return value
 
 
 def draw_all(

@@ -155,7 +155,10 @@ def single(x: float) -> float:
     return math.copysign(math.inf, x) if abs(rounded) > 3.4028234663852886e38 else rounded
 
 
-def accept_block(position, score, charge, lo, hi, stop, spent, budget, gate, cap):  # type: ignore[no-untyped-def]
+def accept_block(
+    position: Sequence[int], score: Sequence[float], charge: Sequence[float], lo: int, hi: int,
+    stop: int, spent: float, budget: float, gate: float, cap: float,
+) -> tuple[int, float, int, int]:  # fmt: skip
     """Walk the mismatches ``lo .. hi-1`` of one block, equation (9).
 
     ``position``, ``score`` and ``charge`` are indexable; mismatches at ``position >= stop`` are out of reach (an EOS or

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TraceError, UsageError, unknown_name
-from ..records import FORBIDDEN_LOGIT
+from ..records import FORBIDDEN_LOGIT, MemoryTrace
 from . import get_rule
 from .spec import Rule, Seen, Value
 
@@ -93,6 +93,13 @@ class Layout:
 
 DEFAULT = Layout()
 """ASD as the paper defines it."""
+
+
+def regrets_of(best: Any, drafted: Any) -> Floats:
+    """Return z(y) - z(x) in float64 from recorded logits, equation (3); infinite where the target rules x out."""
+    regret = np.asarray(best, np.float64) - np.asarray(drafted, np.float64)
+    regret[np.asarray(drafted) == FORBIDDEN_LOGIT] = np.inf
+    return regret
 
 
 def is_mismatch(layout: Layout, draft: Any, choice: Any, regret: Any) -> npt.NDArray[np.bool_]:
@@ -228,11 +235,8 @@ def lay_block(
     TraceError
         As :func:`lay_out`.
     """
-    from ..records import MemoryTrace
-
     width = step.num_draft_tokens
-    regret = step.top_logits[:width, 0].astype(np.float64) - step.draft_logits.astype(np.float64)
-    regret[step.draft_logits == FORBIDDEN_LOGIT] = np.inf
+    regret = regrets_of(step.top_logits[:width, 0], step.draft_logits)
     choice = step.argmax_ids[:width]
     rows = np.flatnonzero(is_mismatch(layout, step.draft_ids, choice, regret))
     matches = np.append(step.draft_ids == choice, False)

@@ -227,10 +227,16 @@ class Grid:
     def __len__(self) -> int:
         return int(self.budget.shape[0])
 
-    def __getitem__(self, part: slice) -> Grid:
+    def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[np.int64]) -> Grid:
+        """Return some settings: a slice, or rows in the order given."""
+        if isinstance(rows, slice):
+            params = self.params[rows]
+        else:
+            rows = np.asarray(rows, np.int64)
+            params = [self.params[n] for n in rows] if self.params else []
         return replace(
-            self, budget=self.budget[part], gate=self.gate[part], cap=self.cap[part], axes={}, params=self.params[part]
-        )
+            self, budget=self.budget[rows], gate=self.gate[rows], cap=self.cap[rows], axes={}, params=params
+        )  # fmt: skip
 
     def policy(self, index: int) -> Policy:
         """Return one setting."""

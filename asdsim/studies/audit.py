@@ -16,10 +16,10 @@ import numpy as np
 from .. import stats
 from ..errors import UsageError
 from ..evaluate.cost import CostModel
-from ..evaluate.quality import Quality, Scorer, judge
+from ..evaluate.quality import Evaluator, Quality
 from ..evaluate.scorers import make_scorer
 from ..rules.settings import Grid
-from .calibrate import check_same_models, identity
+from .frozen import check_same_models, how_to_cover, identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,30 +58,10 @@ class Audit:
         """
         import polars as pl
 
-        frame = self.quality.frame().filter(pl.col("exact_share") == 1.0)
+        frame = self.quality.frame().filter(pl.col("exact"))
         speed = "speed_up" if "speed_up" in frame.columns else "mean_acceptance_length"
         frame = frame.sort(["accuracy", speed, "B", "g", "M"], descending=[True, True, False, False, False])
         return frame.filter(pl.col(speed) > pl.col(speed).cum_max().shift(1).fill_null(-np.inf))
-
-
-class CountingScorer:
-    """A scorer that scores each (request, output) once and counts them."""
-
-    def __init__(self, score: Scorer) -> None:
-        self.score, self.title = score, getattr(score, "title", "")
-        self.known: dict[tuple[int, bytes], bool | None] = {}
-
-    def __call__(self, request: int, tokens: bytes) -> bool | None:
-        """Return the verdict on an output."""
-        key = request, tokens
-        if key not in self.known:
-            self.known[key] = self.score(request, tokens)
-        return self.known[key]
-
-    @property
-    def outputs(self) -> int:
-        """Distinct outputs that have a verdict."""
-        return sum(verdict is not None for verdict in self.known.values())
 
 
 def audit(
@@ -113,7 +93,7 @@ def audit(
     chosen, allow_code, timeout, memory
         See :func:`asdsim.evaluate.scorers.make_scorer`.
     cost, resamples, seed
-        See :func:`asdsim.evaluate.quality.judge`.
+        See :class:`asdsim.evaluate.quality.Evaluator`.
 
     Raises
     ------
@@ -128,22 +108,19 @@ def audit(
     if policy is not None:
         check_same_models(dict(policy), identity(trace), str(trace.path))
     records = trace.request_records()
-    scorer = CountingScorer(
-        make_scorer(records, decode, chosen=chosen, allow_code=allow_code, timeout=timeout, memory=memory)
-    )
-    quality = judge(trace, grid, cost=cost, scorer=scorer, resamples=resamples, seed=seed)
-    if not (quality.exact_share == 1.0).any():
-        B, g, M = (",".join(f"{value!r}" for value in dict.fromkeys(axis.tolist()))
-                   for axis in (grid.budget, grid.gate, grid.cap))  # fmt: skip
+    scorer = make_scorer(records, decode, chosen=chosen, allow_code=allow_code, timeout=timeout, memory=memory)
+    evaluator = Evaluator(trace, cost=cost, scorer=scorer, resamples=resamples, seed=seed)
+    quality = evaluator.evaluate(grid)
+    if not quality.exact.any():
         raise UsageError(
             "no setting is exact on this trace, so its outputs are not known", where=str(trace.path),
-            fix=f"run asdsim cover {trace.path} --B {B} --g {g} --M {M}",
+            fix=f"run {how_to_cover(trace.path, grid)}",
         )  # fmt: skip
     tasks = list(dict.fromkeys(record.task for record in records))
     by_task = {}
     if len(tasks) > 1:
         for task in tasks:
             rows = [n for n, record in enumerate(records) if record.task == task]
-            by_task[task] = judge(trace, grid, cost=cost, scorer=scorer, requests=rows, resamples=resamples, seed=seed)
-    scored = len({request for (request, _), verdict in scorer.known.items() if verdict is not None})
-    return Audit(quality, by_task, scorer.outputs, scored)
+            by_task[task] = evaluator.evaluate(grid, requests=rows)
+    verdicts = [request for (request, _), verdict in evaluator.scores.items() if verdict is not None]
+    return Audit(quality, by_task, len(verdicts), len(set(verdicts)))

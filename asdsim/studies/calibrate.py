@@ -1,4 +1,4 @@
-"""Choose B, g and M on one set of requests, freeze them, and judge them on another.
+"""Choose a setting of a rule on one set of requests, freeze it, and judge it on another.
 
 Choosing the best of many settings on a set makes that setting look better there than it is: the holdout says by how
 much (the optimism). A holdout that shares prompts with the calibration set cannot say it and is refused.
@@ -6,33 +6,27 @@ much (the optimism). A holdout that shares prompts with the calibration set cann
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import __version__, stats
-from ..errors import UsageError, unknown_name
-from ..evaluate.cost import CostModel
-from ..evaluate.quality import Quality, Scorer, judge, judge_assigned, take
-from ..rules.settings import SEMANTICS, Grid
-from ..stats import Intervals
-from ..trace.graph import Graph, build_graph
-from ..walk.sweep import walk_grid
+from ..errors import UsageError
+from ..evaluate.quality import Evaluator, Quality, strict_beside
+from ..rules.settings import Grid, layout_of
+from ..trace.graph import Graph
+from .frozen import check_same_models, how_to_cover, identity, setting_name, setting_record
 
 if TYPE_CHECKING:
     from ..trace.reader import Trace
 
 METHODS = ("pareto", "quantile")
-POLICY_VERSION = 1
 HEADLINE = (
-    "mean_acceptance_length", "acceptance_length_gain", "speed_up", "regret_per_token", "outputs_differ_share",
-    "length_change", "accuracy", "accuracy_change",
+    "speed_up_plain", "speed_up", "mean_acceptance_length", "acceptance_length_gain", "regret_per_token",
+    "outputs_differ_share", "length_change", "accuracy", "accuracy_change",
 )  # fmt: skip
 """Figures that a report of a calibration shows."""
 
@@ -52,7 +46,8 @@ class Limits:
     accuracy_drop : float, optional
         Accuracy lost against strict, as a share.
     bound : bool
-        Hold the limits with the far end of each 95 % interval instead of the value.
+        Hold the limits with the far end of each 95 % interval instead of the value. A setting without an interval,
+        such as an estimated one, then keeps no limit.
     """
 
     regret_per_token: float | None = None
@@ -82,7 +77,7 @@ class Limits:
                     f"a limit on {name} needs {figure}, which these data do not give",
                     fix="give scores (a task with answers) and exact settings, or leave the limit out",
                 )
-            one = quality.figures[figure]
+            interval = quality.figures[figure]
             if name == "accuracy_drop":
                 if quality.scored is not None:
                     known = quality.scored[:, 1] > 0
@@ -93,39 +88,54 @@ class Limits:
                             "other prompts), or leave the limit out",
                         )  # fmt: skip
                     fine &= known
-                cost = -(one.low if self.bound else one.value)
+                cost = -(interval.low if self.bound else interval.value)
             elif name == "length_change":
-                cost = np.maximum(np.abs(one.low), np.abs(one.high)) if self.bound else np.abs(one.value)
+                ends = np.maximum(np.abs(interval.low), np.abs(interval.high))
+                cost = ends if self.bound else np.abs(interval.value)
             else:
-                cost = one.high if self.bound else one.value
+                cost = interval.high if self.bound else interval.value
             with np.errstate(invalid="ignore"):
                 fine &= cost <= most + 1e-12
         return fine
 
 
-def choose(quality: Quality, limits: Limits) -> int:
+def fastest(tables: Sequence[Quality], limits: Limits) -> tuple[int, int]:
     """Return the fastest setting within limits: by predicted speed-up, or by acceptance length without a cost model.
 
-    Of equally fast ones the one with the least regret per token is taken, then the smallest B, g and M, so that the
-    choice does not hang on the order of the grid.
+    Of equally fast ones the one with the least regret per token is taken, then the smallest B, g and M (limit of
+    another rule), so that the choice does not depend on the order of the candidates.
+
+    Parameters
+    ----------
+    tables : sequence of Quality
+        All candidates; those of one grid in one table.
+    limits : Limits
+
+    Returns
+    -------
+    table, row : int
 
     Raises
     ------
     UsageError
         If no setting keeps the limits.
     """
-    gain = quality.figures["speed_up" if "speed_up" in quality.figures else "mean_acceptance_length"].value
-    fine = limits.hold(quality) & ~np.isnan(gain)
-    if not fine.any():
+    rows: list[tuple[int, int]] = []
+    keys: list[npt.NDArray[np.float64]] = []
+    for n, table in enumerate(tables):
+        speed = table.figures["speed_up" if "speed_up" in table.figures else "mean_acceptance_length"].value
+        kept = np.flatnonzero(limits.hold(table) & ~np.isnan(speed))
+        grid, regret = table.grid, table.figures["regret_per_token"].value
+        keys += list(np.stack([speed, regret, grid.budget, grid.gate, grid.cap], axis=1)[kept])
+        rows += [(n, int(row)) for row in kept]
+    if not rows:
         named = ", ".join(f"{name} <= {most:g}" for name, most in limits.given().items())
-        raise UsageError(f"none of {len(quality)} settings keeps {named}", fix="loosen a limit, or add B = 0 (strict)")
-    regret = quality.figures["regret_per_token"].value
-    grid = quality.grid
-    kept = np.flatnonzero(fine)
+        total = sum(map(len, tables))
+        raise UsageError(f"none of {total} settings keeps {named}", fix="loosen a limit, or add B = 0 (strict)")
     # Sums in another order may differ in their last bits: speeds equal to 12 digits are equal.
-    fastest = kept[gain[kept] >= gain[kept].max() * (1 - 1e-12)]
-    order = np.lexsort((grid.cap[fastest], grid.gate[fastest], grid.budget[fastest], regret[fastest]))
-    return int(fastest[order[0]])
+    top = max(float(key[0]) for key in keys) * (1 - 1e-12)
+    equal = [n for n, key in enumerate(keys) if key[0] >= top]
+    return rows[min(equal, key=lambda n: tuple(keys[n][1:]))]
 
 
 def rejection_ratios(graph: Graph, requests: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
@@ -139,72 +149,49 @@ def rejection_ratios(graph: Graph, requests: Sequence[int] | None = None) -> npt
         Rows of the requests to use.
     """
     wanted = range(graph.num_requests) if requests is None else requests
-    found: list[float] = []
+    ratios: list[float] = []
     for r in wanted:
         for step in graph.path_step[graph.path_ptr[r] : graph.path_ptr[r + 1]]:
             first = int(graph.mm_ptr[step])
             if first < graph.mm_ptr[step + 1] and 0 < graph.mm_score[first] < math.inf:
-                found.append(float(graph.mm_score[first]))
-    return np.array(found)
+                ratios.append(float(graph.mm_score[first]))
+    return np.array(ratios)
 
 
-def quantile_setting(
-    graph: Graph, semantics: str = "paper", cap: float = 1.0, q: float = 0.25, requests: Sequence[int] | None = None
-) -> Grid:
-    """Return B = g = a quantile of the first-rejection ratios, as the paper freezes its setting (M is given).
+@dataclass(frozen=True)
+class Quantile:
+    """The paper's way to freeze a setting: B = g = a quantile of the first-rejection ratios, with a given M.
 
-    The quantile is linear: at h = (n - 1) q between sorted values.
-
-    Raises
-    ------
-    UsageError
-        If no block of the captured path was rejected.
+    Attributes
+    ----------
+    q : float
+        Linear quantile, at h = (n - 1) q between sorted values.
+    cap : float
+        M.
+    semantics : str
+        Reading of the rule; its layout says which suffix value the ratios are taken over.
     """
-    ratios = rejection_ratios(graph, requests)
-    if not len(ratios):
-        raise UsageError("no block of the captured path was rejected with regret > 0: there is nothing to take from")
-    value = float(np.quantile(ratios, q, method="linear"))
-    return Grid.product(value, value, cap, semantics)
 
+    q: float = 0.25
+    cap: float = 1.0
+    semantics: str = "paper"
 
-def identity(trace: Trace) -> dict[str, Any]:
-    """Return what a frozen setting belongs to: models, drafter and K."""
-    manifest = trace.manifest
-    return {
-        "target": manifest.target, "drafter": manifest.drafter, "num_draft_tokens": manifest.num_draft_tokens,
-        "logits_dtype": manifest.logits_dtype,
-    }  # fmt: skip
+    def setting(self, graph: Graph, requests: Sequence[int] | None = None) -> Grid:
+        """Return the setting for some requests of a strict capture, all by default.
 
-
-def check_same_models(one: dict[str, Any], other: dict[str, Any], where: str) -> None:
-    """Refuse a trace of other models, or of another K.
-
-    Raises
-    ------
-    UsageError
-        Naming the first difference. Names may differ where the checksum of the weights is the same.
-    """
-    for part in ("target", "drafter"):
-        left, right = one[part], other[part]
-        for key in ("weights_sha256", "config_sha256", "name", "revision", "layers", "ngram", "dtype"):
-            if key == "config_sha256" and not (left.get(key) and right.get(key)):  # older traces do not say
-                continue
-            if (
-                key in ("name", "revision")
-                and left.get("weights_sha256")
-                and left.get("weights_sha256") == right.get("weights_sha256")
-            ):
-                continue
-            if left.get(key) != right.get(key):
-                raise UsageError(
-                    f"{part} {key} is {right.get(key)!r} ({right.get('name')}), "
-                    f"not {left.get(key)!r} ({left.get('name')})", where=where,
-                    fix="calibrate and judge with one model and drafter",
-                )  # fmt: skip
-    if one["num_draft_tokens"] != other["num_draft_tokens"]:
-        raise UsageError(
-            f"K is {other['num_draft_tokens']}, not {one['num_draft_tokens']}", where=where, fix="capture with one K"
-        )
+        Raises
+        ------
+        UsageError
+            If no block of the captured path was rejected.
+        """
+        ratios = rejection_ratios(graph, requests)
+        if not len(ratios):
+            raise UsageError(
+                "no block of the captured path was rejected with regret > 0, so there are no ratios to take a "
+                "quantile of"
+            )
+        value = float(np.quantile(ratios, self.q, method="linear"))
+        return Grid.product(value, value, self.cap, self.semantics)
 
 
 def check_disjoint(calibration: Trace, holdout: Trace) -> None:
@@ -251,8 +238,8 @@ class Calibration:
         With ``--split``: the setting chosen without each fold.
     ratios : int
         With ``quantile``: first-rejection ratios used.
-    table : Quality or None
-        With ``pareto``: all candidates.
+    tables : list of Quality
+        With ``pareto``: all candidates, those of one grid in one table.
     left_out : int
         Settings that are exact on the calibration set but not on the holdout, and so could not be judged there.
     """
@@ -265,281 +252,165 @@ class Calibration:
     holdout: Quality | None = None
     folds: list[dict[str, Any]] = field(default_factory=list)
     ratios: int = 0
-    table: Quality | None = None
+    tables: list[Quality] = field(default_factory=list)
     left_out: int = 0
 
     def optimism(self) -> dict[str, float]:
         """Return calibration minus holdout for each headline figure that both have."""
         if self.holdout is None:
             return {}
-        found = {}
+        gaps = {}
         for name in HEADLINE:
             if name in self.calibration.figures and name in self.holdout.figures:
                 gap = self.calibration.figures[name].value[0] - self.holdout.figures[name].value[0]
                 if not np.isnan(gap):
-                    found[name] = float(gap)
-        return found
+                    gaps[name] = float(gap)
+        return gaps
 
 
 def calibrate(
-    trace: Trace,
-    grid: Grid | None,
+    evaluator: Evaluator,
+    candidates: Grid | Sequence[Grid] | Quantile,
     *,
-    holdout: Trace | None = None,
-    method: str = "pareto",
+    holdout: Evaluator | None = None,
     limits: Limits | None = None,
-    cap: float = 1.0,
-    quantile: float = 0.25,
-    semantics: str = "paper",
-    cost: CostModel | None = None,
-    holdout_cost: CostModel | None = None,
-    scorer: Scorer | None = None,
-    holdout_scorer: Scorer | None = None,
     split: int = 0,
     estimated: str = "",
-    resamples: int = stats.RESAMPLES,
-    seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Calibration:
     """Choose a setting on a trace and judge it on another one, or on parts held out in turn.
 
     Parameters
     ----------
-    trace : Trace
-        The calibration set.
-    grid : Grid or None
-        Candidates of ``pareto``; those that are not exact are left out unless ``estimated`` is given.
-    holdout : Trace, optional
-        Other prompts, same models.
-    method : {"pareto", "quantile"}
+    evaluator : Evaluator
+        Of the calibration set.
+    candidates : Grid, sequence of Grid, or Quantile
+        Settings of one rule to choose the fastest of; those that are not exact are left out unless ``estimated`` is
+        given. Or how to derive the one setting.
+    holdout : Evaluator, optional
+        Of other prompts, same models.
     limits : Limits, optional
-        Of ``pareto``.
-    cap, quantile, semantics
-        Of ``quantile``: see :func:`quantile_setting`.
-    cost, holdout_cost : CostModel, optional
-        The second one defaults to the first.
-    scorer, holdout_scorer : callable, optional
-        Each for the requests of its trace.
+        That the fastest setting must keep.
     split : int
         Number of parts: each is judged under the setting chosen on the others, and the frozen setting is chosen on all.
     estimated : str
         An ``off_trace`` mode: allow settings that are not exact, with figures estimated so.
-    resamples, seed, progress
-        See :func:`asdsim.evaluate.quality.judge`.
+    progress : callable, optional
+        Called with the number of settings done.
 
     Raises
     ------
     UsageError
         If nothing can be chosen, or judged honestly: why.
     """
-    if method not in METHODS:
-        raise unknown_name("method", method, list(METHODS))
     limits = limits or Limits()
     if holdout is not None:
         if split:
             raise UsageError("--holdout and --split are two ways to judge", fix="give one of them")
-        check_same_models(identity(trace), identity(holdout), str(holdout.path))
-        check_disjoint(trace, holdout)
+        check_same_models(identity(evaluator.trace), identity(holdout.trace), str(holdout.trace.path))
+        check_disjoint(evaluator.trace, holdout.trace)
     off_trace = estimated or "stop"
-    if method == "quantile":
-        from ..rules.settings import layout_of
-
-        graph = build_graph(trace, layout_of(semantics))
-        chosen = quantile_setting(graph, semantics, cap, quantile)
-        table = judge(trace, chosen, cost=cost, scorer=scorer, graph=graph, off_trace=off_trace, resamples=resamples,
-                      seed=seed)  # fmt: skip
-        _need_exact(table, chosen, trace, off_trace)
-        made = Calibration(chosen, method, limits, 1, table, ratios=len(rejection_ratios(graph)))
+    if isinstance(candidates, Quantile):
+        calibration = _by_quantile(evaluator, candidates, limits, off_trace)
     else:
-        if grid is None:
-            raise UsageError("pareto needs candidates", fix="give --B, --g and --M, or cover the trace")
-        graph = build_graph(trace, grid.layout)
-        table = judge(trace, grid, cost=cost, scorer=scorer, graph=graph, off_trace=off_trace, resamples=resamples,
-                      seed=seed, progress=progress)  # fmt: skip
-        allowed = _allowed(table, trace, off_trace)
-        left_out = 0
-        if holdout is not None and off_trace == "stop":
-            there = walk_grid(build_graph(holdout, grid.layout), take(grid, allowed)).exact.all(axis=1)
-            # Where none is exact there, the setting chosen is named, so that it can be covered.
-            if there.any():
-                left_out = int((~there).sum())
-                allowed = allowed[there]
-        table = _rows(table, allowed)
-        best = choose(table, limits)
-        made = Calibration(table.grid[best : best + 1], method, limits, len(table), _rows(table, np.array([best])))
-        made.table, made.left_out = table, left_out
+        grids = [candidates] if isinstance(candidates, Grid) else list(candidates)
+        calibration = _by_speed(evaluator, grids, limits, off_trace, holdout, progress)
     if split:
-        made.folds, made.holdout = _held_out_in_turn(
-            trace, made, table, split, limits, cap, quantile, semantics, cost, scorer, resamples, seed
-        )
+        way = candidates if isinstance(candidates, Quantile) else None
+        calibration.folds, calibration.holdout = _held_out_in_turn(evaluator, calibration, way, split)
     if holdout is not None:
-        made.holdout = judge(holdout, made.grid, cost=holdout_cost or cost, scorer=holdout_scorer, off_trace=off_trace,
-                             resamples=resamples, seed=seed)  # fmt: skip
-        _need_exact(made.holdout, made.grid, holdout, off_trace)
-    return made
+        calibration.holdout = holdout.evaluate(calibration.grid, off_trace=off_trace)
+        _need_exact(calibration.holdout, holdout.trace, off_trace)
+    return calibration
 
 
-def _allowed(table: Quality, trace: Trace, off_trace: str) -> npt.NDArray[np.int64]:
-    if off_trace != "stop":
-        return np.arange(len(table))
-    exact = np.flatnonzero(table.exact_share == 1.0)
-    if not len(exact):
-        raise UsageError(
-            f"none of {len(table)} settings is exact", where=str(trace.path),
-            fix="run asdsim cover for the grid, or allow estimates with --estimate",
-        )  # fmt: skip
-    return exact
+def _by_quantile(evaluator: Evaluator, way: Quantile, limits: Limits, off_trace: str) -> Calibration:
+    graph = evaluator.graph(layout_of(way.semantics))
+    setting = way.setting(graph)
+    quality = evaluator.evaluate(setting, off_trace=off_trace)
+    _need_exact(quality, evaluator.trace, off_trace)
+    return Calibration(setting, "quantile", limits, 1, quality, ratios=len(rejection_ratios(graph)))
 
 
-def _rows(quality: Quality, rows: npt.NDArray[np.int64]) -> Quality:
-    figures = {name: Intervals(one.value[rows], one.low[rows], one.high[rows]) for name, one in quality.figures.items()}
-    return replace(
-        quality, grid=take(quality.grid, rows), requests=quality.requests[rows],
-        exact_share=quality.exact_share[rows], figures=figures, largest_ledger=quality.largest_ledger[rows],
-        mcnemar=None if quality.mcnemar is None else quality.mcnemar[rows],
-        changed=None if quality.changed is None else quality.changed[rows],
-        scored=None if quality.scored is None else quality.scored[rows],
-        ended=None if quality.ended is None else quality.ended[rows],
+def _by_speed(
+    evaluator: Evaluator, grids: Sequence[Grid], limits: Limits, off_trace: str, holdout: Evaluator | None,
+    progress: Callable[[int], None] | None,
+) -> Calibration:  # fmt: skip
+    tables = [evaluator.evaluate(grid, off_trace=off_trace, progress=progress) for grid in grids]
+    total, left_out = sum(map(len, tables)), 0
+    if off_trace == "stop":
+        tables = [table.take(np.flatnonzero(table.exact)) for table in tables]
+        if not sum(map(len, tables)):
+            raise UsageError(
+                f"none of {total} settings is exact{_strict_missing(evaluator, grids[0])}",
+                where=str(evaluator.trace.path),
+                fix="run asdsim cover for the grid, or allow estimates with --estimate",
+            )
+        if holdout is not None:
+            there = [_exact_on(holdout, table.grid) for table in tables]
+            # Where none is exact there, the setting chosen is named, so that it can be covered.
+            if any(rows.any() for rows in there):
+                left_out = sum(int((~rows).sum()) for rows in there)
+                tables = [table.take(np.flatnonzero(rows)) for table, rows in zip(tables, there, strict=True)]
+    tables = [table for table in tables if len(table)]
+    n, row = fastest(tables, limits)
+    best = tables[n].take([row])
+    return Calibration(
+        best.grid, "pareto", limits, sum(map(len, tables)), best, tables=tables, left_out=left_out
     )  # fmt: skip
 
 
-def _need_exact(quality: Quality, grid: Grid, trace: Trace, off_trace: str) -> None:
-    if off_trace == "stop" and quality.exact_share[0] < 1.0:
-        B, g, M = (f"{axis[0]:g}" for axis in (grid.budget, grid.gate, grid.cap))
-        exactly = f"--B {float(grid.budget[0])!r} --g {float(grid.gate[0])!r} --M {M}"
+def _strict_missing(evaluator: Evaluator, grid: Grid) -> str:
+    """Say so where strict matching itself, which everything is put beside, is not captured."""
+    missing = int((~evaluator.walk(strict_beside(grid)).exact[0]).sum())
+    return f": the strict walk of {missing} requests is not captured" if missing else ""
+
+
+def _exact_on(evaluator: Evaluator, grid: Grid) -> npt.NDArray[np.bool_]:
+    """Return, per setting, whether its walks and the strict ones are exact for every request."""
+    strict = evaluator.walk(strict_beside(grid)).exact
+    return np.asarray((evaluator.walk(grid).exact & strict).all(axis=1)) if len(grid) else np.zeros(0, bool)
+
+
+def _need_exact(quality: Quality, trace: Trace, off_trace: str) -> None:
+    if off_trace == "stop" and not quality.exact[0]:
+        share = min(quality.exact_share[0], quality.requests[0] / max(1, len(trace.request_ids())))
         raise UsageError(
-            f"B={B} g={g} M={M} is exact for {100 * quality.exact_share[0]:.0f} % of its requests only",
-            where=str(trace.path), fix=f"run asdsim cover {trace.path} {exactly}, or allow estimates with --estimate",
-        )  # fmt: skip
+            f"{setting_name(quality.grid)} is exact for {100 * share:.0f} % of its requests only",
+            where=str(trace.path),
+            fix=f"run {how_to_cover(trace.path, quality.grid)}, or allow estimates with --estimate",
+        )
 
 
 def _held_out_in_turn(
-    trace: Trace, made: Calibration, table: Quality, split: int, limits: Limits, cap: float, quantile: float,
-    semantics: str, cost: CostModel | None, scorer: Scorer | None, resamples: int, seed: int,
-) -> tuple[list[dict[str, Any]], Quality]:  # fmt: skip
-    """Choose without each part and judge on it, over all parts; parts are drawn by request, by ``seed``."""
-    graph = build_graph(trace, table.grid.layout)
-    number = graph.num_requests
+    evaluator: Evaluator, calibration: Calibration, way: Quantile | None, split: int
+) -> tuple[list[dict[str, Any]], Quality]:
+    """Choose without each part and judge on it, over all parts; parts are drawn by request, by the seed."""
+    trace = evaluator.trace
+    number = len(trace.request_ids())
     if not 2 <= split <= number:
         raise UsageError(f"--split {split} cannot part {number} requests", fix=f"give 2 to {number}")
-    part_of = np.random.default_rng(seed).permutation(number) % split
-    policies, folds = [], []
+    part_of = np.random.default_rng(evaluator.seed).permutation(number) % split
+    settings, folds = [], []
     for part in range(split):
-        rest = np.flatnonzero(part_of != part)
-        if made.method == "quantile":
-            chosen = quantile_setting(graph, semantics, cap, quantile, rest.tolist())
+        others = np.flatnonzero(part_of != part).tolist()
+        if way is not None:
+            setting = way.setting(evaluator.graph(calibration.grid.layout), others)
         else:
-            # Values decide, unless limits hold with intervals: then these are drawn on the rest as well.
-            draws = resamples if limits.bound else 2
-            inner = judge(trace, table.grid, cost=cost, scorer=scorer, requests=rest.tolist(), graph=graph,
-                          resamples=draws, seed=seed)  # fmt: skip
-            best = choose(inner, limits)
-            chosen = table.grid[best : best + 1]
-        policies.append(chosen.policy(0))
-        folds.append({
-            "held_out": int((part_of == part).sum()), "B": float(chosen.budget[0]), "g": float(chosen.gate[0]),
-            "M": float(chosen.cap[0]),
-        })  # fmt: skip
-    quality = judge_assigned(trace, Grid.of(policies), part_of.tolist(), cost=cost, scorer=scorer, resamples=resamples,
-                             seed=seed)  # fmt: skip
-    if quality.exact_share[0] < 1.0:
+            # Values decide, unless limits hold with intervals: then these are drawn on the others as well.
+            draws = None if calibration.limits.bound else 2
+            tables = [
+                evaluator.evaluate(table.grid, requests=others, resamples=draws) for table in calibration.tables
+            ]  # fmt: skip
+            n, row = fastest(tables, calibration.limits)
+            setting = tables[n].grid[[row]]
+        settings.append(setting)
+        named = {key: value for key, value in setting_record(setting).items() if key in ("B", "g", "M", "parameters")}
+        folds.append({"held_out": int((part_of == part).sum()), **named})
+    quality = evaluator.evaluate_assigned(settings, part_of.tolist())
+    if not quality.exact[0]:
         raise UsageError(
             "a setting chosen without one part is not exact on it", where=str(trace.path),
             fix="run asdsim cover for the settings of the folds, or use method pareto on covered settings",
         )  # fmt: skip
     return folds, quality
-
-
-# --- the file -----------------------------------------------------------------------------------------------------
-
-
-def _number(value: float) -> float | str:
-    return "inf" if math.isinf(value) else float(value)
-
-
-def policy_record(made: Calibration, trace: Trace, holdout: Trace | None, cost: CostModel | None) -> dict[str, Any]:
-    """Return the content of ``policy.json``: the setting, what it belongs to, and how it was found and judged."""
-    grid = made.grid
-
-    def side(source: Trace | None, quality: Quality | None) -> dict[str, Any] | None:
-        if quality is None:
-            return None
-        where = {} if source is None else {"trace": str(source.path), "checksum": source.manifest.checksum}
-        return {**where, "figures": quality.row(0)}
-
-    return {
-        "schema_version": POLICY_VERSION, "kind": "asdsim policy", "asdsim": __version__, "rule": "asd",
-        "B": _number(grid.budget[0]), "g": _number(grid.gate[0]), "M": _number(grid.cap[0]),
-        "semantics": grid.semantics, "regret": grid.layout.regret, "value": grid.layout.value, "ledger": grid.ledger,
-        **identity(trace),
-        "method": made.method, "limits": {**made.limits.given(), "bound": made.limits.bound},
-        "candidates": made.candidates, "ratios": made.ratios or None,
-        "cost": None if cost is None else cost.to_dict(), "resamples": made.calibration.resamples,
-        "seed": made.calibration.seed, "calibration": side(trace, made.calibration),
-        "holdout": side(holdout, made.holdout),
-        "folds": [{**fold, **{name: _number(fold[name]) for name in "BgM"}} for fold in made.folds] or None,
-        "optimism": made.optimism(),
-    }  # fmt: skip
-
-
-def write_policy(record: dict[str, Any], path: Path) -> None:
-    """Write ``policy.json``, whole or not at all.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be written.
-    """
-    text = json.dumps(record, indent=1, allow_nan=False, default=float) + "\n"
-    rest = path.with_name(path.name + ".tmp")
-    try:
-        rest.write_text(text, encoding="utf-8")
-        rest.replace(path)
-    except OSError as error:
-        rest.unlink(missing_ok=True)
-        raise UsageError(f"cannot write: {error.strerror or error}", where=str(path)) from None
-
-
-def read_policy(path: Path) -> tuple[Grid, dict[str, Any]]:
-    """Read ``policy.json``.
-
-    Returns
-    -------
-    Grid
-        The one setting.
-    dict
-        Everything that the file says.
-
-    Raises
-    ------
-    UsageError
-        If it is no such file, or what it says cannot be meant.
-    """
-    fix = "give a file that asdsim calibrate wrote"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=str(path), fix=fix) from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise UsageError(f"not valid JSON: {error}", where=str(path), fix=fix) from None
-    if not isinstance(record, dict) or record.get("kind") != "asdsim policy":
-        raise UsageError("not a policy file", where=str(path), fix=fix)
-    if record.get("schema_version") != POLICY_VERSION:
-        raise UsageError(
-            f"schema version {record.get('schema_version')!r} is not {POLICY_VERSION}", where=str(path), fix=fix
-        )
-    missing = [name for name in ("B", "g", "M", "semantics", "target", "drafter") if name not in record]
-    if missing:
-        raise UsageError(f"no {', '.join(missing)}", where=str(path), fix=fix)
-    try:
-        values = [float(record[name]) for name in ("B", "g", "M")]
-    except (TypeError, ValueError):
-        raise UsageError("B, g or M is not a number", where=str(path), fix=fix) from None
-    if record["semantics"] not in SEMANTICS:
-        raise UsageError(str(unknown_name("semantics", str(record["semantics"]), list(SEMANTICS))), where=str(path))
-    B, g, M = ([value] for value in values)
-    grid = Grid.product(
-        B, g, M, record["semantics"], regret=record.get("regret", "logit"), value=record.get("value", ""),
-        ledger=record.get("ledger", "request"),
-    )  # fmt: skip
-    return grid, record

@@ -6,12 +6,15 @@ step function of a parameter, so the level is met from below and the risk reache
 that leave the trace stop, only settings that are exact for every request take part: others have no risk to match.
 
 Whether an output differs from strict is known without its text: up to the first accepted mismatch a walk is the strict
-one, and there it commits another token. Everything else about a walk that leaves the trace is an estimate.
+one, and there it commits another token. Everything else about a walk that leaves the trace is an estimate, and a row
+with an estimate has no interval: the error of an estimate is not that of sampling requests.
+
+Requests whose strict walk is not captured have nothing to be compared with; they leave every row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +23,16 @@ import numpy.typing as npt
 
 from .. import stats
 from ..errors import TraceError, UsageError, unknown_name
-from ..evaluate import figures as metrics
+from ..evaluate.figures import FIGURES
 from ..rules import NAMES, get_rule
+from ..rules.scoring import Layout
 from ..rules.settings import Grid, rule_grids
 from ..trace.graph import Graph, build_graph
 from ..trace.stored import Trace
-from ..walk.estimate import DRAWS, pooled_graph
+from ..walk.estimate import mean_walks
+from ..walk.off_trace import OFF_TRACE, off_trace_mode
 from ..walk.request import ACCEPTED, DRAFTED, RELAXED, STEPS, TOKENS
-from ..walk.sweep import Walks, off_trace_code, walk_grid
+from ..walk.sweep import walk_grid
 
 RISKS = {
     "regret_max": "largest realised regret of a request, in logits",
@@ -39,7 +44,11 @@ PUBLISHED = (8.0, 0.25, 2.0)
 
 ASD_LADDER = tuple(round(0.25 * n, 2) for n in range(129))
 REFINE = 24
-FIGURES = ("mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "predicted_speedup")
+CLAIMS = (
+    "mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "gain_low", "gain_high",
+    "predicted_speedup", *RISKS, "against_asd", "against_asd_low", "against_asd_high",
+)  # fmt: skip
+"""Figures of a row; all None where no request is left."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,6 +62,7 @@ class Measured:
     grid : Grid
     steps, tokens, accepted, spent, drafted : float64 (n, R)
     differs, exact : bool (n, R)
+        Whether the output is not the strict one, and whether the walk met captured steps only.
     """
 
     grid: Grid
@@ -72,6 +82,13 @@ class Measured:
             return self.spent.sum(axis=1) / np.maximum(self.tokens.sum(axis=1), 1.0)
         return self.differs.mean(axis=1)
 
+    def requests(self, rows: npt.NDArray[Any]) -> Measured:
+        """Return the same for some requests."""
+        return Measured(
+            self.grid, self.steps[:, rows], self.tokens[:, rows], self.accepted[:, rows], self.spent[:, rows],
+            self.drafted[:, rows], self.differs[:, rows], self.exact[:, rows],
+        )  # fmt: skip
+
 
 @dataclass
 class Comparison:
@@ -80,10 +97,12 @@ class Comparison:
     Attributes
     ----------
     rows : list of dict
-        One per rule, in the order of acceptance length gain, which is over strict; ``predicted_speedup`` is over plain
-        decoding: see :func:`speedup`.
+        One per rule, in the order of acceptance length gain, which is over strict matching; ``predicted_speedup`` is
+        over the target alone: see :func:`speedup`. A row that is not ``exact`` has no interval.
     skipped : dict of str to str
         Rules that cannot run on this trace, and why.
+    unpaired : int
+        Requests left out, because their strict walk is not captured.
     level : float or None
         Of the risk measure; None for published settings.
     risk : str
@@ -102,51 +121,67 @@ class Comparison:
     cost_source: str
     off_trace: str = "pooled"
     skipped: dict[str, str] = field(default_factory=dict)
+    unpaired: int = 0
 
 
-class Bench:
-    """One trace, laid out once per layout, walked under any grid."""
+class Meter:
+    """Walks one trace under any grid, on the requests whose strict walk is captured.
+
+    Parameters
+    ----------
+    trace : Trace
+    off_trace, device, threads
+        See :func:`compare`.
+
+    Attributes
+    ----------
+    paired : int64 (R,)
+        Rows of the requests that are measured.
+    strict : Measured
+        Strict matching, on whole blocks.
+
+    Raises
+    ------
+    UsageError
+        If no strict walk is captured.
+    """
 
     def __init__(self, trace: Trace, off_trace: str = "pooled", device: str = "auto", threads: int = 0) -> None:
-        if off_trace != "pooled":
-            off_trace_code(off_trace)
+        off_trace_mode(off_trace)
         self.trace, self.off_trace, self.device, self.threads = trace, off_trace, device, threads
-        self._graphs: dict[Any, tuple[Graph, Graph]] = {}
+        self._latest: tuple[Layout, Graph] | None = None
+        self.paired = np.arange(len(trace.request_records()))
+        strict = self.measure(rule_grids("strict")[0])
+        self.paired = np.flatnonzero(strict.exact[0])
+        if not len(self.paired):
+            raise UsageError(
+                f"the strict walk is captured for none of {strict.exact.shape[1]} requests, so there is nothing to "
+                "compare with", where=str(trace.path), fix=f"run asdsim cover {trace.path} --B 0 --g 0 --M 0",
+            )  # fmt: skip
+        self.strict = strict.requests(self.paired)
 
-    def graphs(self, grid: Grid) -> tuple[Graph, Graph]:
-        """Return the graph of a grid, and the one that estimates walk."""
-        if grid.layout not in self._graphs:
-            graph = build_graph(self.trace, grid.layout)
-            self._graphs[grid.layout] = graph, pooled_graph(graph) if self.off_trace == "pooled" else graph
-        return self._graphs[grid.layout]
+    def graph(self, layout: Layout) -> Graph:
+        """Return the trace under a layout; only the latest one is kept, since a comparison goes rule by rule."""
+        if self._latest is None or self._latest[0] != layout:
+            self._latest = layout, build_graph(self.trace, layout)
+        return self._latest[1]
 
     def measure(self, grid: Grid) -> Measured:
         """Walk every setting."""
-        graph, estimated = self.graphs(grid)
+        graph = self.graph(grid.layout)
         options: dict[str, Any] = {"device": self.device, "threads": self.threads}
         true = walk_grid(graph, grid, **options)
-        walks, draws = true, 1
-        if self.off_trace == "pooled":
-            walks, draws = walk_grid(estimated, grid, off_trace="aligned", **options), DRAWS
-        elif self.off_trace != "stop":
-            walks = walk_grid(graph, grid, off_trace=self.off_trace, **options)
-        return self._collect(grid, true, walks, draws)
-
-    def _collect(self, grid: Grid, true: Walks, walks: Walks, draws: int) -> Measured:
-        requests = true.edge.shape[1]
-
-        def known(values: npt.NDArray[Any], exact: npt.NDArray[Any]) -> Floats:
-            """Take the true walk where nothing is missing: an estimated one ends with the strict output."""
-            mean = values.reshape(len(grid), draws, requests).mean(axis=1, dtype=np.float64)
-            return np.where(true.exact, exact, mean)
-
-        counts = {
-            name: known(walks.counts[..., name], true.counts[..., name]) for name in (STEPS, TOKENS, ACCEPTED, DRAFTED)
-        }
-        return Measured(
-            grid, counts[STEPS], counts[TOKENS], counts[ACCEPTED], known(walks.spent, true.spent), counts[DRAFTED],
-            true.counts[..., RELAXED] > 0, true.exact,
-        )  # fmt: skip
+        counts, spent = true.counts.astype(np.float64), true.spent
+        mode = OFF_TRACE[self.off_trace]
+        if not mode.has_walks:
+            counts, spent = mean_walks(graph, grid, true, **options)
+        elif mode.estimate and not true.exact.all():
+            walks = walk_grid(graph, grid, off_trace=mode.name, **options)
+            counts, spent = walks.counts.astype(np.float64), walks.spent
+        steps, tokens, accepted, drafted = (counts[..., name] for name in (STEPS, TOKENS, ACCEPTED, DRAFTED))
+        relaxed = true.counts[..., RELAXED] > 0
+        measured = Measured(grid, steps, tokens, accepted, spent, drafted, relaxed, true.exact)
+        return measured if len(self.paired) == graph.num_requests else measured.requests(self.paired)
 
 
 def draft_cost_of(trace: Trace) -> float:
@@ -161,7 +196,7 @@ def draft_cost_of(trace: Trace) -> float:
     return float(np.median(drafted) / verify)
 
 
-def published(name: str, num_draft_tokens: int) -> list[Grid]:
+def published(name: str, num_draft_tokens: int = 0) -> list[Grid]:
     """Return a rule's published setting; for ``truncate`` every draft length."""
     if name == "asd":
         return [Grid.product(*PUBLISHED)]
@@ -228,103 +263,108 @@ def compare(
             raise unknown_name("rule", name, ["asd", *NAMES])
     source = "stated" if draft_cost is not None else "median timings of the trace"
     cost = draft_cost if draft_cost is not None else draft_cost_of(trace)
-    bench = Bench(trace, off_trace, device, threads)
-    base = bench.measure(rule_grids("strict")[0])
-    found = Comparison([], risk, level, cost, source, off_trace)
-    chosen: list[tuple[str, Measured]] = []
+    meter = Meter(trace, off_trace, device, threads)
+    comparison = Comparison([], risk, level, cost, source, off_trace)
+    comparison.unpaired = len(trace.request_ids()) - len(meter.paired)
+    settings: dict[str, Measured] = {}
     for name in dict.fromkeys(rules):
         try:
-            one = choose(bench, name, risk, level, cost, base)
+            setting = pick_setting(meter, name, risk, level, cost)
         except TraceError as error:
-            found.skipped[name] = str(error)
+            comparison.skipped[name] = str(error)
             continue
-        if one is None:
+        if setting is None:
             which = "setting that is exact for all requests" if off_trace == "stop" else "setting of its knob"
             hint = "; asdsim cover, or another --off-trace" if off_trace == "stop" else ""
-            found.skipped[name] = f"no {which} has {risk} <= {level:g}{hint}"
+            comparison.skipped[name] = f"no {which} has {risk} <= {level:g}{hint}"
         else:
-            chosen.append((name, one))
-    asd = next((one for name, one in chosen if name == "asd"), None)
-    for name, one in chosen:
-        found.rows.append(_row(name, one, base, asd, cost, off_trace, seed, resamples))
-    found.rows.sort(key=lambda row: -(row["acceptance_length_gain"] or 0.0))
-    return found
+            settings[name] = setting
+    weights = stats.resample_weights(len(meter.paired), resamples, seed)
+    for name, setting in settings.items():
+        row = _row(name, setting, meter, cost, weights)
+        if name != "asd" and "asd" in settings:
+            row |= _against(setting, settings["asd"], off_trace, weights)
+        comparison.rows.append(row)
+    comparison.rows.sort(key=lambda row: -(row["acceptance_length_gain"] or 0.0))
+    return comparison
 
 
-def choose(bench: Bench, name: str, risk: str, level: float | None, cost: float, base: Measured) -> Measured | None:
+def pick_setting(meter: Meter, name: str, risk: str, level: float | None, cost: float) -> Measured | None:
     """Return the one setting of a rule that takes part, None where no setting is within the level."""
     if name == "truncate":
-        tried = [bench.measure(grid) for grid in published(name, bench.trace.manifest.num_draft_tokens)]
-        if bench.off_trace == "stop":  # the longest draft is strict matching, and exact
-            tried = [one for one in tried if one.exact.all()] or tried[-1:]
-        return max(tried, key=lambda one: float(speedup(one, cost)[0]))
+        tried = [meter.measure(grid) for grid in published(name, meter.trace.manifest.num_draft_tokens)]
+        if meter.off_trace == "stop":  # the longest draft is strict matching, and exact
+            tried = [setting for setting in tried if setting.exact.all()] or tried[-1:]
+        return max(tried, key=lambda setting: float(speedup(setting, cost)[0]))
     if level is None or name == "strict":
-        return bench.measure(published(name, bench.trace.manifest.num_draft_tokens)[0])
+        return meter.measure(published(name)[0])
     values = list(ASD_LADDER if name == "asd" else get_rule(name).ladder)
     whole = name != "asd" and next(p for p in get_rule(name).parameters if p.name == get_rule(name).knob).whole
-    only_exact = bench.off_trace == "stop"
-    best = _best(bench.measure(knob_grid(name, values)), values, risk, level, only_exact)
+    only_exact = meter.off_trace == "stop"
+    best = _best(meter.measure(knob_grid(name, values)), values, risk, level, only_exact)
     for _ in range(0 if whole else 2):  # look closer beside the best value found
         if best is None:
             break
-        at = values.index(best)
-        near = values[max(0, at - 1) : at + 2]
+        rung = values.index(best)
+        near = values[max(0, rung - 1) : rung + 2]
         values = sorted({*near, *np.linspace(min(near), max(near), REFINE).tolist()})
-        best = _best(bench.measure(knob_grid(name, values)), values, risk, level, only_exact)
-    return None if best is None else bench.measure(knob_grid(name, [best]))
+        best = _best(meter.measure(knob_grid(name, values)), values, risk, level, only_exact)
+    return None if best is None else meter.measure(knob_grid(name, [best]))
 
 
-def _best(tried: Measured, values: Sequence[float], risk: str, level: float, exact: bool) -> float | None:
+def _best(tried: Measured, values: Sequence[float], risk: str, level: float, only_exact: bool) -> float | None:
     """Return the value with the longest acceptance length within the level; of equals the first.
 
-    With ``exact`` only values that are exact for every request count.
+    With ``only_exact`` only values that are exact for every request count.
     """
     length = tried.tokens.sum(axis=1) / tried.steps.sum(axis=1)
     within = tried.risk(risk) <= level
-    if exact:
+    if only_exact:
         within &= tried.exact.all(axis=1)
     return values[int(np.argmax(np.where(within, length, -np.inf)))] if within.any() else None
 
 
-def speedup(one: Measured, cost: float) -> Floats:
-    """Return tokens per unit of time over plain decoding, where a step costs 1 + drafted x cost."""
-    return one.tokens.sum(axis=1) / (one.steps.sum(axis=1) + cost * one.drafted.sum(axis=1))
+def speedup(setting: Measured, cost: float) -> Floats:
+    """Return tokens per unit of time over the target alone, which takes 1 per token; a step is 1 + drafted x cost."""
+    return setting.tokens.sum(axis=1) / (setting.steps.sum(axis=1) + cost * setting.drafted.sum(axis=1))
 
 
-def _row(
-    name: str, one: Measured, base: Measured, asd: Measured | None, cost: float, off_trace: str, seed: int,
-    resamples: int,
-) -> dict[str, Any]:  # fmt: skip
-    keep = one.exact[0] if off_trace == "stop" else np.ones_like(one.exact[0])
-    tokens, steps = one.tokens[0][keep], one.steps[0][keep]
+def _row(name: str, setting: Measured, meter: Meter, cost: float, weights: Floats) -> dict[str, Any]:
+    keep = setting.exact[0] if meter.off_trace == "stop" else np.ones_like(setting.exact[0])
+    exact = bool(setting.exact.all())
     row: dict[str, Any] = {
         "rule": name,
-        "parameters": _parameters(name, one.grid),
+        "parameters": _parameters(name, setting.grid),
         "requests": int(keep.sum()),
-        "exact_share": float(one.exact[0].mean()) if one.exact.size else None,
+        "exact": exact,
+        "exact_share": float(setting.exact[0].mean()),
         "sampled": name != "asd" and get_rule(name).sampled,
+        **dict.fromkeys(CLAIMS),
     }
-    if not len(tokens) or not steps.sum():
-        none = dict.fromkeys((*FIGURES, *RISKS, "gain_low", "gain_high", "against_asd", "against_asd_low",
-                              "against_asd_high"))  # fmt: skip
-        return {**row, **none}
-    row["mean_acceptance_length"] = float(tokens.sum() / steps.sum())
-    row["accepted_per_proposal"] = float(one.accepted[0][keep].sum() / steps.sum())
-    row["acceptance_length_gain"], row["gain_low"], row["gain_high"] = gain(one, base, keep, seed, resamples)
-    row["predicted_speedup"] = float(tokens.sum() / (steps.sum() + cost * one.drafted[0][keep].sum()))
-    kept = Measured(
-        one.grid, one.steps[:, keep], one.tokens[:, keep], one.accepted[:, keep], one.spent[:, keep],
-        one.drafted[:, keep], one.differs[:, keep], one.exact[:, keep],
-    )  # fmt: skip
+    kept = setting.requests(keep)
+    steps = kept.steps.sum()
+    if not steps:
+        return row
+    row["mean_acceptance_length"] = float(kept.tokens.sum() / steps)
+    row["accepted_per_proposal"] = float(kept.accepted.sum() / steps)
+    row["predicted_speedup"] = float(speedup(kept, cost)[0])
+    row["acceptance_length_gain"], low, high = gain(setting, meter.strict, keep, weights)
+    if exact:
+        row["gain_low"], row["gain_high"] = low, high
     for measure in RISKS:
         row[measure] = float(kept.risk(measure)[0])
-    row["outputs_differ_share"] = float(one.differs[0].mean())
-    row.update(against_asd=None, against_asd_low=None, against_asd_high=None)
-    if asd is not None and name != "asd":
-        both = keep & (asd.exact[0] if off_trace == "stop" else True)
-        if both.any():
-            row["against_asd"], row["against_asd_low"], row["against_asd_high"] = gain(one, asd, both, seed, resamples)
+    row["outputs_differ_share"] = float(setting.differs[0].mean())  # known for walks that left, too
     return row
+
+
+def _against(setting: Measured, asd: Measured, off_trace: str, weights: Floats) -> dict[str, float | None]:
+    """Return the gain over ASD on the requests that both stand on, with an interval where both are exact."""
+    exact = setting.exact[0] & asd.exact[0]
+    keep = exact if off_trace == "stop" else np.ones_like(exact)
+    if not keep.any():
+        return {}
+    value, low, high = gain(setting, asd, keep, weights)
+    return {"against_asd": value, **({"against_asd_low": low, "against_asd_high": high} if exact.all() else {})}
 
 
 def _parameters(name: str, grid: Grid) -> dict[str, Any]:
@@ -334,19 +374,18 @@ def _parameters(name: str, grid: Grid) -> dict[str, Any]:
 
 
 def gain(
-    one: Measured, other: Measured, keep: npt.NDArray[np.bool_], seed: int, resamples: int
+    setting: Measured, other: Measured, keep: npt.NDArray[np.bool_], weights: Floats
 ) -> tuple[float, float | None, float | None]:
     """Return the relative gain in acceptance length over another setting, with the ends of its 95 % interval.
 
-    Figure, draws and interval are those of :func:`asdsim.evaluate.quality.judge`, so that equal walks
-    have equal intervals there and here. ``keep`` says which requests count; too few give no interval.
+    Figure, draws and interval are those of :class:`asdsim.evaluate.quality.Evaluator`, so that equal walks have equal
+    intervals there and here. ``keep`` says which requests count; too few give no interval.
     """
-    columns: Mapping[str, Floats] = {
-        "tokens": one.tokens[0], "steps": one.steps[0],
+    columns = {
+        "tokens": setting.tokens[0], "steps": setting.steps[0],
         "tokens_strict": other.tokens[0], "steps_strict": other.steps[0],
     }  # fmt: skip
-    weights = stats.resample_weights(len(keep), resamples, seed)
     sums = stats.Resampled({name: values * keep for name, values in columns.items()}, weights, kept=keep.sum())
-    found = sums.interval(metrics.FIGURES["acceptance_length_gain"].formula)
-    low, high = (None if np.isnan(end[0]) else float(end[0]) for end in (found.low, found.high))
-    return float(found.value[0]), low, high
+    interval = sums.interval(FIGURES["acceptance_length_gain"].formula)
+    low, high = (None if np.isnan(end[0]) else float(end[0]) for end in (interval.low, interval.high))
+    return float(interval.value[0]), low, high

@@ -7,12 +7,13 @@ would have to, and compare.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import stats
 from ..errors import UsageError
 from ..records import MemoryTrace
 from ..rules.settings import Grid
@@ -25,8 +26,8 @@ from ..walk.sweep import walk_grid
 if TYPE_CHECKING:
     import polars as pl
 
-FIGURES = ("mean_acceptance_length", "accepted_per_proposal", "steps_per_request")
-RESAMPLES = 2000
+COMPARED = ("mean_acceptance_length", "accepted_per_proposal", "steps_per_request")
+"""Figures whose estimates are compared with exact values."""
 
 
 @dataclass
@@ -41,7 +42,8 @@ class Fidelity:
         One row per setting, estimator and figure: exact, estimate, error (estimate / exact - 1).
     summary : pl.DataFrame
         One row per estimator and figure: mean and largest absolute error over settings, with 95 % intervals over
-        requests (percentile bootstrap, all settings and estimators resampled together).
+        requests (percentile bootstrap, all settings and estimators resampled together); null where there are fewer
+        than :data:`asdsim.stats.FEWEST` requests.
     """
 
     requests: int
@@ -65,7 +67,7 @@ def measure(
     *,
     estimators: Sequence[str] = tuple(ESTIMATORS),
     seed: int = 0,
-    resamples: int = RESAMPLES,
+    resamples: int = stats.RESAMPLES,
 ) -> Fidelity:
     """Compare estimates with exact values.
 
@@ -99,40 +101,50 @@ def measure(
     relaxed = exact.counts[:, :, columns.RELAXED].sum(axis=1) > 0
     if not relaxed.any():
         raise UsageError("every setting of the grid acts as strict matching", fix="give larger budgets or gates")
-    chosen = np.flatnonzero(relaxed)
-    part = replace(grid, budget=grid.budget[chosen], gate=grid.gate[chosen], cap=grid.cap[chosen], axes={}, params=[])
-    sums = {"exact": _sums(exact.counts[chosen])}
+    rows = np.flatnonzero(relaxed)
+    settings = grid[rows]
+    sums = {"exact": _sums(exact.counts[rows])}
     path_graph = build_graph(hidden(trace), grid.layout)
     for name in estimators:
-        sums[name] = estimate(path_graph, part, name)
+        sums[name] = estimate(path_graph, settings, name)
     requests = graph.num_requests
-    rng = np.random.default_rng(seed)
-    weights = rng.multinomial(requests, np.full(requests, 1.0 / requests), resamples).astype(np.float64)
+    weights = stats.resample_weights(requests, resamples, seed)
     point = {name: _figures(value.sum(axis=1)[None]) for name, value in sums.items()}
-    spread = {name: _figures(np.einsum("br,nrc->bnc", weights, value)) for name, value in sums.items()}
-    rows: list[dict[str, Any]] = []
+    drawn = {name: _figures(np.einsum("br,nrc->bnc", weights, value)) for name, value in sums.items()}
+    errors: list[dict[str, Any]] = []
     summary: list[dict[str, Any]] = []
     for name in estimators:
-        for figure in FIGURES:
-            error = point[name][figure][0] / point["exact"][figure][0] - 1.0
+        for figure in COMPARED:
+            true, guess = point["exact"][figure][0], point[name][figure][0]
+            error = guess / true - 1.0
             with np.errstate(divide="ignore", invalid="ignore"):  # a draw of requests without steps says nothing
-                drawn = np.abs(spread[name][figure] / spread["exact"][figure] - 1.0)
-            drawn = drawn[np.isfinite(drawn).all(axis=1)]
-            low, high = np.quantile(drawn.mean(axis=1), [0.025, 0.975])
-            worst_low, worst_high = np.quantile(drawn.max(axis=1), [0.025, 0.975])
+                spread = np.abs(drawn[name][figure] / drawn["exact"][figure] - 1.0)
+            mean, worst = _ends(spread, requests)
             summary.append({
-                "estimator": name, "figure": figure, "settings": len(part),
-                "mean_error": float(np.abs(error).mean()), "mean_low": float(low), "mean_high": float(high),
-                "worst_error": float(np.abs(error).max()), "worst_low": float(worst_low),
-                "worst_high": float(worst_high), "bias": float(error.mean()),
+                "estimator": name, "figure": figure, "settings": len(settings),
+                "mean_error": float(np.abs(error).mean()), "mean_low": mean[0], "mean_high": mean[1],
+                "worst_error": float(np.abs(error).max()), "worst_low": worst[0], "worst_high": worst[1],
+                "bias": float(error.mean()),
             })  # fmt: skip
-            for n in range(len(part)):
-                rows.append({
-                    "B": float(part.budget[n]), "g": float(part.gate[n]), "M": float(part.cap[n]), "estimator": name,
-                    "figure": figure, "exact": float(point["exact"][figure][0, n]),
-                    "estimate": float(point[name][figure][0, n]), "error": float(error[n]),
+            for n in range(len(settings)):
+                errors.append({
+                    "B": float(settings.budget[n]), "g": float(settings.gate[n]), "M": float(settings.cap[n]),
+                    "estimator": name, "figure": figure, "exact": float(true[n]), "estimate": float(guess[n]),
+                    "error": float(error[n]),
                 })  # fmt: skip
-    return Fidelity(requests, pl.DataFrame(rows), pl.DataFrame(summary))
+    return Fidelity(requests, pl.DataFrame(errors), pl.DataFrame(summary))
+
+
+def _ends(
+    spread: npt.NDArray[np.float64], requests: int
+) -> tuple[tuple[float | None, float | None], tuple[float | None, float | None]]:
+    """Return the 95 % ends of the mean and of the largest absolute error; ``spread`` is (draws, settings)."""
+    known = spread[np.isfinite(spread).all(axis=1)]
+    if requests < stats.FEWEST or not len(known):
+        return (None, None), (None, None)
+    tails = [(1 - stats.LEVEL) / 2, (1 + stats.LEVEL) / 2]
+    mean, worst = (np.quantile(values, tails).tolist() for values in (known.mean(axis=1), known.max(axis=1)))
+    return (mean[0], mean[1]), (worst[0], worst[1])
 
 
 def _sums(counts: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:

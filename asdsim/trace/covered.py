@@ -39,29 +39,35 @@ def covered_grids(grids: list[dict[str, Any]]) -> list[Grid]:
     def axis(entry: dict[str, Any], name: str) -> list[float]:
         return [float(value) for value in entry[name]]
 
-    made: list[Grid] = []
+    covered: list[Grid] = []
     for entry in grids:
         if entry["rule"] != "asd":
-            made += rule_grids(entry["rule"], entry["params"])
+            covered += rule_grids(entry["rule"], entry["params"])
         else:
             varied = {name: entry[name] for name in ("regret", "value", "ledger") if name in entry}
             B, g, M = (axis(entry, name) for name in ("B", "g", "M"))
-            made.append(Grid.product(B, g, M, entry["semantics"], **varied))
-    return made
+            covered.append(Grid.product(B, g, M, entry["semantics"], **varied))
+    return covered
+
+
+def covered_like(trace: Trace, like: Grid) -> Grid | None:
+    """Return every setting once of the covered grids that read ASD as ``like`` does, None where there is none."""
+    grids = [grid for grid in covered_grids(trace.manifest.grids) if grid.layout.rule == "asd"]
+    grids = [grid for grid in grids if (grid.reading, grid.layout) == (like.reading, like.layout)]
+    return Grid.of(list(dict.fromkeys(grid.policy(n) for grid in grids for n in range(len(grid))))) if grids else None
 
 
 def covered_settings(trace: Trace) -> Grid:
-    """Return every setting of the covered grids of ASD once: those of the first reading that is covered.
+    """Return every setting once of the covered grids of ASD: those of the first reading that is covered.
 
     Raises
     ------
     UsageError
         If none is covered.
     """
-    grids = [grid for grid in covered_grids(trace.manifest.grids) if grid.layout.rule == "asd"]
-    grids = [grid for grid in grids if (grid.reading, grid.layout) == (grids[0].reading, grids[0].layout)]
-    if not grids:
-        raise UsageError(
-            "the trace is not covered for any grid", where=str(trace.path), fix="give --B --g --M, or run asdsim cover"
-        )
-    return Grid.of(list(dict.fromkeys(grid.policy(n) for grid in grids for n in range(len(grid)))))
+    for grid in covered_grids(trace.manifest.grids):
+        if grid.layout.rule == "asd" and (covered := covered_like(trace, grid)) is not None:
+            return covered
+    raise UsageError(
+        "the trace is not covered for any grid", where=str(trace.path), fix="give --B --g --M, or run asdsim cover"
+    )

@@ -11,15 +11,18 @@ out at all.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import TraceError
-from ..records import FORBIDDEN_LOGIT
-from ..rules.scoring import DEFAULT, Layout, Rows, is_mismatch, lay_out, run_lengths
+from ..records import RequestRecord
+from ..rules.scoring import DEFAULT, Layout, Rows, is_mismatch, lay_out, regrets_of, run_lengths
+from .tokens import parent_rows, prefix_tokens
 
 if TYPE_CHECKING:
     from ..records import StepTables
@@ -30,6 +33,26 @@ END, MISSING = -1, -2
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+class GraphArrays(NamedTuple):
+    """The arrays of a :class:`Graph` that compiled walks read: one argument, by name, for numba and for CUDA."""
+
+    root: Int32
+    limit: Int32
+    drafted: Int32
+    mm_ptr: Int64
+    mm_pos: Int32
+    mm_score: Float64
+    mm_charge: Float64
+    edge_next: Int32
+    edge_accepted: Int32
+    edge_tokens: Int32
+    path_ptr: Int64
+    path_step: Int32
+    align_ptr: Int64
+    align_step: Int32
 
 
 @dataclass(frozen=True)
@@ -104,11 +127,42 @@ class Graph:
         """S."""
         return int(self.drafted.shape[0])
 
+    @property
+    def arrays(self) -> GraphArrays:
+        """What a compiled walk reads."""
+        return GraphArrays(*(getattr(self, name) for name in GraphArrays._fields))
+
     def edge_of(self, edge: int) -> tuple[int, int]:
         """Return (step, outcome) of an edge."""
         first = self.mm_ptr[:-1] + np.arange(self.num_steps)
         step = int(np.searchsorted(first, edge, side="right")) - 1
         return step, int(edge - first[step])
+
+
+class _Blocks(NamedTuple):
+    """What steps hold, over S steps and P rows: the columns that the layout of a graph is made from."""
+
+    pos_ptr: Int64  # (S + 1,)
+    request: Int32  # (S,) row of the request
+    limit: Int32  # (S,) its token limit
+    drafted: Int32  # (S,) draft tokens looked at
+    start: Int32  # (S,)
+    draft: Int32  # (P,) -1 in bonus rows
+    choice: Int32  # (P,)
+    top: Float64  # (P, 2) or (P, 1) largest logits
+    regret: Float64  # (P,) inf where the target forbids the token, NaN in bonus rows
+    step: Int64  # (P,) step of each row
+    place: Int32  # (P,) position in the block
+
+
+class _Edges(NamedTuple):
+    """Outcomes of all steps, over E = S + m edges."""
+
+    first: Int64  # (S,) first edge of each step
+    last: Int64  # (S,) last edge: the full block
+    step: Int64  # (E,)
+    accepted: Int32  # (E,)
+    tokens: Int32  # (E,)
 
 
 def build_graph(trace: StepTables, layout: Layout = DEFAULT) -> Graph:
@@ -131,234 +185,215 @@ def build_graph(trace: StepTables, layout: Layout = DEFAULT) -> Graph:
         cannot score a row.
     """
     requests = trace.request_records()
-    step_request = np.ascontiguousarray(trace.step_request, np.int32)
-    drafted = trace.column("steps", "num_draft_tokens").astype(np.int32)
-    start = trace.column("steps", "start_pos").astype(np.int32)
-    step_id = trace.column("steps", "step_id")
-    parent_id = trace.column("steps", "parent_step_id")
-    parent_accepted = trace.column("steps", "parent_accepted")
-    wave = trace.column("steps", "wave")
-    pos_ptr = trace.pos_ptr
-    draft = trace.column("positions", "draft_id").astype(np.int32)
-    choice = trace.column("positions", "argmax_id").astype(np.int32)
-    draft_logit = trace.column("positions", "draft_logit")
-    top = trace.column("positions", "top_logits")[:, :2].astype(np.float64)
-    regret = top[:, 0] - draft_logit.astype(np.float64)
-    regret[draft_logit == FORBIDDEN_LOGIT] = np.inf
-
-    num_steps = len(drafted)
-    row_step = np.repeat(np.arange(num_steps), drafted + 1)
-    if layout.width:
-        drafted = np.minimum(drafted, np.int32(layout.width))
-    row_pos = (np.arange(len(draft)) - pos_ptr[row_step]).astype(np.int32)
-    stop, eos_end = _reach(requests, step_request, drafted, start, draft, row_step, row_pos)
-
-    inside = row_pos < drafted[row_step]
-    rows = np.flatnonzero(inside & is_mismatch(layout, draft, choice, regret) & (row_pos < stop[row_step]))
-    mm_ptr = np.zeros(num_steps + 1, np.int64)
-    np.cumsum(np.bincount(row_step[rows], minlength=num_steps), out=mm_ptr[1:])
-    mm_pos, mm_regret = row_pos[rows], regret[rows]
+    blocks = _blocks(trace, requests, layout)
+    stop, eos_end = _reach(requests, blocks)
+    differs = is_mismatch(layout, blocks.draft, blocks.choice, blocks.regret)
+    inside = blocks.place < blocks.drafted[blocks.step]
+    rows = np.flatnonzero(inside & differs & (blocks.place < stop[blocks.step]))
+    counts = np.bincount(blocks.step[rows], minlength=len(stop))
+    mm_pos, mm_regret = blocks.place[rows], blocks.regret[rows]
     mm_score, mm_charge = lay_out(
         layout,
         Rows(
             tables=trace,
             rows=rows,
-            step=row_step[rows],
+            step=blocks.step[rows],
             i=mm_pos.astype(np.int64),
-            width=drafted[row_step[rows]].astype(np.int64),
-            run=run_lengths(inside & (draft == choice), row_step, rows),
+            width=blocks.drafted[blocks.step[rows]].astype(np.int64),
+            run=run_lengths(inside & (blocks.draft == blocks.choice), blocks.step, rows),
             regret=mm_regret,
             prefix=lambda step: prefix_tokens(trace, step),
         ),
     )
-
-    num_edges = num_steps + len(rows)
-    edge_accepted = np.empty(num_edges, np.int32)
-    first_edge = mm_ptr[:-1] + np.arange(num_steps)
-    edge_accepted[np.arange(len(rows)) + row_step[rows]] = mm_pos
-    last_edge = mm_ptr[1:] + np.arange(num_steps)
-    edge_accepted[last_edge] = stop
-    # A correction or bonus token follows, except where the block ended in an EOS or at the limit.
-    limit_of_step = np.array([request.max_new_tokens for request in requests], np.int32)[step_request]
-    bonus = (stop == drafted) & ~eos_end & (start + stop < limit_of_step)
-    edge_tokens = edge_accepted + 1
-    edge_tokens[last_edge] = stop + bonus
-
-    edge_next = np.full(num_edges, MISSING, np.int32)
-    root = np.full(len(requests), END, np.int32)
-    bounds = np.searchsorted(step_request, np.arange(len(requests) + 1))
-    path_steps: list[Int32] = []
-    align_steps: list[Int32] = []
-    for index, request in enumerate(requests):
-        lo, hi = int(bounds[index]), int(bounds[index + 1])
-        path = np.flatnonzero(wave[lo:hi] == 0).astype(np.int32) + np.int32(lo)
-        path_steps.append(path)
-        if lo == hi:
-            align_steps.append(np.zeros(0, np.int32))
-            continue
-        _link(
-            request, lo, hi, step_id, parent_id, parent_accepted, pos_ptr, draft, choice,
-            first_edge, last_edge, edge_accepted, edge_tokens, edge_next, root, index,
-        )  # fmt: skip
-        align_steps.append(_nearest(path, start, first_edge, edge_tokens))
+    edges = _outcomes(blocks, rows, counts, stop, eos_end)
+    edge_next, root = _link(trace, requests, blocks, edges)
+    path = np.flatnonzero(trace.column("steps", "wave") == 0).astype(np.int32)
+    path_ptr = _offsets(np.bincount(blocks.request[path], minlength=len(requests)))
+    aligned = [_nearest(path[lo:hi], blocks, edges) for lo, hi in pairwise(path_ptr.tolist())]
     return Graph(
         request_ids=[request.request_id for request in requests],
         root=root,
         limit=np.array([request.max_new_tokens for request in requests], np.int32),
-        step_request=step_request,
-        drafted=drafted,
-        start=start,
-        mm_ptr=mm_ptr,
+        step_request=blocks.request,
+        drafted=blocks.drafted,
+        start=blocks.start,
+        mm_ptr=_offsets(counts),
         mm_pos=mm_pos,
         mm_regret=mm_regret,
         mm_score=mm_score,
         mm_charge=mm_charge,
         edge_next=edge_next,
-        edge_accepted=edge_accepted,
-        edge_tokens=edge_tokens,
-        edge_margin=_margins(top, pos_ptr, drafted, edge_accepted, edge_tokens, first_edge, last_edge),
-        path_ptr=_offsets(path_steps),
-        path_step=_joined(path_steps),
-        align_ptr=_offsets(align_steps),
-        align_step=_joined(align_steps),
-        max_draft=int(drafted.max(initial=0)),
+        edge_accepted=edges.accepted,
+        edge_tokens=edges.tokens,
+        edge_margin=_margins(blocks, edges),
+        path_ptr=path_ptr,
+        path_step=path,
+        align_ptr=_offsets([len(steps) for steps in aligned]),
+        align_step=np.concatenate(aligned) if aligned else np.zeros(0, np.int32),
+        max_draft=int(blocks.drafted.max(initial=0)),
     )
 
 
-def _margins(  # type: ignore[no-untyped-def]
-    top, pos_ptr, drafted, edge_accepted, edge_tokens, first_edge, last_edge
-):  # fmt: skip
-    """Return the smallest gap between the two best logits over the rows that each outcome relies on."""
-    if not len(edge_accepted):
-        return np.zeros(0, np.float64)
-    gap = top[:, 0] - top[:, 1] if top.shape[1] > 1 else np.full(len(top), np.inf)
-    edges_of_step = last_edge - first_edge + 1
-    step = np.repeat(np.arange(len(drafted)), edges_of_step)
-    begin = pos_ptr[step]
-    end = begin + np.maximum(edge_accepted, edge_tokens)  # one past the last row relied on
-    out = np.full(len(step), np.inf)
-    some = end > begin
-    bounds = np.stack([begin[some], end[some]], axis=1).ravel()
-    padded = np.append(gap, np.inf)
-    out[some] = np.minimum.reduceat(padded, bounds)[::2]
-    return out
+def _offsets(counts: npt.ArrayLike) -> Int64:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def _reach(requests, step_request, drafted, start, draft, row_step, row_pos):  # type: ignore[no-untyped-def]
-    """Return (stop, eos_end): draft tokens that can be committed at all, and whether the last of them is an EOS."""
-    stop = drafted.copy()
-    eos_end = np.zeros(len(drafted), bool)
-    for index, request in enumerate(requests):
-        lo, hi = np.searchsorted(step_request, [index, index + 1])
-        stop[lo:hi] = np.minimum(stop[lo:hi], request.max_new_tokens - start[lo:hi])
-    is_draft = row_pos < drafted[row_step]
-    is_eos = np.zeros(len(draft), bool)
+def _blocks(trace: StepTables, requests: list[RequestRecord], layout: Layout) -> _Blocks:
+    drafted = trace.column("steps", "num_draft_tokens").astype(np.int32)
+    draft_logit = trace.column("positions", "draft_logit")
+    top = trace.column("positions", "top_logits")[:, :2].astype(np.float64)
+    regret = regrets_of(top[:, 0], draft_logit)
+    step = np.repeat(np.arange(len(drafted)), drafted + 1)
+    request = np.ascontiguousarray(trace.step_request, np.int32)
+    return _Blocks(
+        pos_ptr=trace.pos_ptr,
+        request=request,
+        limit=np.array([record.max_new_tokens for record in requests], np.int32)[request],
+        drafted=np.minimum(drafted, np.int32(layout.width)) if layout.width else drafted,
+        start=trace.column("steps", "start_pos").astype(np.int32),
+        draft=trace.column("positions", "draft_id").astype(np.int32),
+        choice=trace.column("positions", "argmax_id").astype(np.int32),
+        top=top,
+        regret=regret,
+        step=step,
+        place=(np.arange(len(step)) - trace.pos_ptr[step]).astype(np.int32),
+    )
+
+
+def _ends_request(requests: list[RequestRecord], owner: Int32, tokens: Int32) -> Bools:
+    """Return where a token is an EOS of the request that owns it and stops naturally."""
     by_eos: dict[tuple[int, ...], list[int]] = {}
     for index, request in enumerate(requests):
         if request.stop == "natural":
             by_eos.setdefault(tuple(sorted(set(request.eos_ids))), []).append(index)
-    row_request = step_request[row_step]
+    ends = np.zeros(len(tokens), bool)
     for eos_ids, members in by_eos.items():
-        is_eos |= np.isin(row_request, members) & np.isin(draft, eos_ids)
-    is_eos &= is_draft
+        ends |= np.isin(tokens, eos_ids) & np.isin(owner, members)
+    return ends
+
+
+def _reach(requests: list[RequestRecord], blocks: _Blocks) -> tuple[Int32, Bools]:
+    """Return (stop, eos_end): draft tokens that can be committed at all, and whether the last of them is an EOS."""
+    stop = np.minimum(blocks.drafted, blocks.limit - blocks.start)
+    is_eos = _ends_request(requests, blocks.request[blocks.step], blocks.draft)
+    is_eos &= blocks.place < blocks.drafted[blocks.step]
     rows = np.flatnonzero(is_eos)[::-1]  # reversed, so that the first EOS of a step is written last
-    first_eos = np.full(len(drafted), np.iinfo(np.int32).max, np.int32)
-    first_eos[row_step[rows]] = row_pos[rows]
+    first_eos = np.full(len(stop), np.iinfo(np.int32).max, np.int32)
+    first_eos[blocks.step[rows]] = blocks.place[rows]
     eos_end = first_eos < stop
     return np.where(eos_end, first_eos + 1, stop).astype(np.int32), eos_end
 
 
-def _link(  # type: ignore[no-untyped-def]
-    request, lo, hi, step_id, parent_id, parent_accepted, pos_ptr, draft, choice,
-    first_edge, last_edge, edge_accepted, edge_tokens, edge_next, root, index,
-):  # fmt: skip
-    """Connect the steps of one request: an edge leads to the step that stands on the prefix it commits."""
-    natural = request.stop == "natural"
-    eos = set(request.eos_ids) if natural else set()
-    by_id = {int(step_id[step]): step for step in range(lo, hi)}
-    prefix: dict[int, bytes] = {}
-    standing: dict[bytes, int] = {}
-    for step in range(lo, hi):
-        if parent_id[step] < 0:
-            prefix[step] = b""
-        else:
-            parent = by_id.get(int(parent_id[step]))
-            if parent is None or parent not in prefix:
+def _outcomes(blocks: _Blocks, rows: Int64, counts: Int64, stop: Int32, eos_end: Bools) -> _Edges:
+    """Lay out the edges: one per mismatch, and the full block last."""
+    number = np.arange(len(stop))
+    last = np.cumsum(counts) + number
+    accepted = np.empty(len(stop) + len(rows), np.int32)
+    accepted[np.arange(len(rows)) + blocks.step[rows]] = blocks.place[rows]
+    accepted[last] = stop
+    # A correction or bonus token follows, except where the block ended in an EOS or at the limit.
+    tokens = accepted + 1
+    tokens[last] = stop + ((stop == blocks.drafted) & ~eos_end & (blocks.start + stop < blocks.limit))
+    return _Edges(last - counts, last, np.repeat(number, counts + 1), accepted, tokens)
+
+
+def _margins(blocks: _Blocks, edges: _Edges) -> Float64:
+    """Return the smallest gap between the two best logits over the rows that each outcome relies on."""
+    top = blocks.top
+    gap = top[:, 0] - top[:, 1] if top.shape[1] > 1 else np.full(len(top), np.inf)
+    begin = blocks.pos_ptr[edges.step]
+    end = begin + np.maximum(edges.accepted, edges.tokens)  # one past the last row relied on
+    out = np.full(len(begin), np.inf)
+    some = end > begin
+    bounds = np.stack([begin[some], end[some]], axis=1).ravel()
+    if len(bounds):
+        out[some] = np.minimum.reduceat(np.append(gap, np.inf), bounds)[::2]
+    return out
+
+
+def _link(trace: StepTables, requests: list[RequestRecord], blocks: _Blocks, edges: _Edges) -> tuple[Int32, Int32]:
+    """Return (edge_next, root): an edge leads to the step that stands on the prefix it commits."""
+    edge_next = np.full(len(edges.step), MISSING, np.int32)
+    root = np.full(len(requests), END, np.int32)
+    parent, taken = parent_rows(trace), trace.column("steps", "parent_accepted")
+    bounds = np.searchsorted(blocks.request, np.arange(len(requests) + 1)).tolist()
+    for index, (lo, hi) in enumerate(pairwise(bounds)):
+        if lo == hi:
+            continue
+        prefixes = _Prefixes(blocks, lo, hi)
+        for step in range(lo, hi):
+            other = prefixes.stand(step, int(parent[step]), int(taken[step]))
+            if other != step:
+                step_id = trace.column("steps", "step_id")
                 raise TraceError(
-                    f"parent step {int(parent_id[step])} is not an earlier step of the request",
-                    where=f"request {request.request_id}, step {int(step_id[step])}",
+                    f"steps {int(step_id[other])} and {int(step_id[step])} stand on the same prefix",
+                    where=f"request {requests[index].request_id}",
                     fix="the trace is damaged; capture it again",
                 )
-            accepted, row = int(parent_accepted[step]), int(pos_ptr[parent])
-            prefix[step] = (
-                prefix[parent]
-                + draft[row : row + accepted].tobytes()
-                + choice[row + accepted : row + accepted + 1].tobytes()
-            )
-        other = standing.setdefault(prefix[step], step)
-        if other != step:
-            raise TraceError(
-                f"steps {int(step_id[other])} and {int(step_id[step])} stand on the same prefix",
-                where=f"request {request.request_id}",
-                fix="the trace is damaged; capture it again",
-            )
-    root[index] = standing.get(b"", END)
-    for step in range(lo, hi):
-        row, here = int(pos_ptr[step]), prefix[step]
-        for edge in range(int(first_edge[step]), int(last_edge[step]) + 1):
-            accepted, tokens = int(edge_accepted[edge]), int(edge_tokens[edge])
-            last = int(choice[row + accepted]) if tokens > accepted else int(draft[row + accepted - 1])
-            if last in eos or len(here) // 4 + tokens >= request.max_new_tokens:
-                edge_next[edge] = END
-                continue
-            key = here + draft[row : row + accepted].tobytes() + choice[row + accepted : row + accepted + 1].tobytes()
-            edge_next[edge] = standing.get(key, MISSING)
+        root[index] = prefixes.standing.get(0, END)
+        begin, end = int(edges.first[lo]), int(edges.last[hi - 1]) + 1
+        accepted = edges.accepted[begin:end].tolist()
+        first = (edges.first[lo:hi] - begin).tolist()
+        for step, here, after in zip(range(lo, hi), first, [*first[1:], end - begin], strict=True):
+            for place, reached in enumerate(prefixes.reached(step, accepted[here:after])):
+                edge_next[begin + here + place] = reached
+    row, corrected = blocks.pos_ptr[edges.step] + edges.accepted, edges.tokens > edges.accepted
+    # The last token: the target's own, or the draft token that ended the block.
+    token = np.where(corrected, blocks.choice[row], blocks.draft[row - 1]) if len(row) else np.zeros(0, np.int32)
+    ended = blocks.start[edges.step] + edges.tokens >= blocks.limit[edges.step]
+    edge_next[ended | _ends_request(requests, blocks.request[edges.step], token)] = END
+    return edge_next, root
 
 
-def _nearest(path: Int32, start: Int32, first_edge: Int64, edge_tokens: Int32) -> Int32:
+class _Prefixes:
+    """Prefixes of one request as a tree of tokens: equal ones are one node, on whatever path they were met.
+
+    The tree holds the tokens that lead from step to step, each once, so it grows with the tokens of the request and not
+    with the lengths of its prefixes.
+    """
+
+    def __init__(self, blocks: _Blocks, lo: int, hi: int) -> None:
+        first = int(blocks.pos_ptr[lo])
+        rows = slice(first, int(blocks.pos_ptr[hi]))
+        self.lo, self.row = lo, (blocks.pos_ptr[lo:hi] - first).tolist()
+        self.draft, self.choice = blocks.draft[rows].tolist(), blocks.choice[rows].tolist()
+        self.after: dict[int, int] = {}  # (node << 32 | token) -> node; the root is 0
+        self.node: list[int] = []  # of each step
+        self.standing: dict[int, int] = {}  # node -> step
+
+    def stand(self, step: int, parent: int, accepted: int) -> int:
+        """Place the next step behind its parent (-1: at the prompt); return the first step on that prefix."""
+        node = 0
+        if parent >= 0:
+            row = self.row[parent - self.lo]
+            node = self.node[parent - self.lo]
+            for token in (*self.draft[row : row + accepted], self.choice[row + accepted]):
+                node = self.after.setdefault(node << 32 | token, len(self.after) + 1)
+        self.node.append(node)
+        return self.standing.setdefault(node, step)
+
+    def reached(self, step: int, accepted: list[int]) -> Iterator[int]:
+        """Yield the step on the prefix that each outcome commits, or ``MISSING``; stop where all others are missing."""
+        node, depth, row = self.node[step - self.lo], 0, self.row[step - self.lo]
+        for count in accepted:
+            for token in self.draft[row + depth : row + count]:
+                following = self.after.get(node << 32 | token)
+                if following is None:
+                    return
+                node = following
+            depth = count
+            corrected = self.after.get(node << 32 | self.choice[row + count])
+            yield MISSING if corrected is None else self.standing.get(corrected, MISSING)
+
+
+def _nearest(path: Int32, blocks: _Blocks, edges: _Edges) -> Int32:
     """Return the captured step nearest to each position 0 .. L-1 of the captured output."""
     if not len(path):
         return np.zeros(0, np.int32)
-    begin = start[path]
-    length = int(begin[-1] + edge_tokens[first_edge[path[-1]]])
+    begin = blocks.start[path]
+    length = int(begin[-1] + edges.tokens[edges.first[path[-1]]])
     where = np.arange(length)
     after = np.clip(np.searchsorted(begin, where), 1, len(path) - 1) if len(path) > 1 else np.zeros(length, np.int64)
     before = np.maximum(after - 1, 0)
     nearer = np.where(where - begin[before] <= begin[after] - where, before, after)
     return path[nearer].astype(np.int32)
-
-
-def _offsets(parts: list[Int32]) -> Int64:
-    pointer = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=pointer[1:])
-    return pointer
-
-
-def _joined(parts: list[Int32]) -> Int32:
-    return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
-
-
-def edge_tokens_of(trace: StepTables, graph: Graph, edge: int) -> list[int]:
-    """Return all generated tokens up to and with those that an edge commits."""
-    step, outcome = graph.edge_of(edge)
-    accepted, tokens = int(graph.edge_accepted[edge]), int(graph.edge_tokens[edge])
-    row = int(trace.pos_ptr[step])
-    draft = trace.column("positions", "draft_id")[row : row + accepted]
-    choice = trace.column("positions", "argmax_id")[row + accepted : row + tokens]
-    return [*prefix_tokens(trace, step), *map(int, draft), *map(int, choice)]
-
-
-def prefix_tokens(trace: StepTables, step: int) -> list[int]:
-    """Return the generated tokens before a step (a row of the ``steps`` table), in order."""
-    step_id, parent_id = trace.column("steps", "step_id"), trace.column("steps", "parent_step_id")
-    parent_accepted = trace.column("steps", "parent_accepted")
-    draft, choice = trace.column("positions", "draft_id"), trace.column("positions", "argmax_id")
-    parts: list[list[int]] = []
-    lo = int(np.searchsorted(trace.step_request, trace.step_request[step]))
-    while parent_id[step] >= 0:
-        accepted = int(parent_accepted[step])
-        hi = step
-        step = lo + int(np.searchsorted(step_id[lo:hi], parent_id[step]))
-        row = int(trace.pos_ptr[step])
-        parts.append([*map(int, draft[row : row + accepted]), int(choice[row + accepted])])
-    return [token for part in reversed(parts) for token in part]

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 from pathlib import Path
 
 from ..errors import TraceError, UsageError
+from ..files import Fields, sync_directory
 from . import manifest as manifests
 from .reader import Trace, read_trace
-from .writer import TraceWriter
+from .writer import TEMPORARY, TraceWriter, lock_directory, unlock
 
 NOTE = "shard"
 """Entry of the manifest's notes: ``{"index": i, "of": n, "requests": requests of all shards}``."""
+PARQUET = re.compile(r"[a-z]+-[0-9a-f]+\.parquet")
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -27,10 +30,10 @@ def parse_shard(text: str) -> tuple[int, int]:
     UsageError
         If it is anything else.
     """
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text.strip())
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text.strip())
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"--shard {text!r} is not i/n with i from 1 to n", fix="write 1/4, 2/4, 3/4 and 4/4")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def shard_path(path: Path, index: int, of: int) -> Path:
@@ -49,8 +52,8 @@ def find_shards(path: Path) -> list[Path]:
     """
     pattern = re.compile(re.escape(path.name) + r"\.shard-(\d+)-of-(\d+)")
     parent = path.parent
-    found = [pattern.fullmatch(name) for name in (os.listdir(parent) if parent.is_dir() else [])]
-    pairs = sorted((int(match[2]), int(match[1])) for match in found if match)
+    matches = [pattern.fullmatch(name) for name in (os.listdir(parent) if parent.is_dir() else [])]
+    pairs = sorted((int(match[2]), int(match[1])) for match in matches if match)
     if not pairs:
         raise TraceError("no shards lie beside it", where=str(path), fix="capture them with -o and --shard i/n")
     splits = sorted({of for of, _ in pairs})
@@ -77,39 +80,63 @@ def join(path: str | os.PathLike[str]) -> Trace:
     Raises
     ------
     TraceError
-        If ``path`` holds something, a shard is missing, not finished or of another run.
+        If ``path`` holds something, a shard is missing, not finished, of another run or being written.
     """
     target = Path(path) if Path(path).name else Path(path).resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise TraceError("holds something already", where=str(target), fix="remove it, or move the shards")
-    shards = [read_trace(folder) for folder in find_shards(target)]
-    first = shards[0]
+    folders = find_shards(target)
+    lock = lock_directory(folders[0])  # one process joins at a time
+    try:
+        if lock is not None:
+            _remove_stale(target)
+        shards = [read_trace(folder) for folder in folders]
+        total = _check_shards(target, shards)
+        _write(target, shards, total)
+    finally:
+        unlock(lock)
+    return read_trace(target)
+
+
+def _check_shards(target: Path, shards: list[Trace]) -> int:
+    """Refuse shards that are not those of one run, each whole; return the number of requests of all."""
     total = 0
     for number, shard in enumerate(shards):
-        note = shard.manifest.notes.get(NOTE, {})
-        difference = manifests.first_difference(first.manifest, shard.manifest)
+        note = _note(shard)
+        difference = manifests.first_difference(shards[0].manifest, shard.manifest)
         if difference is not None:
             raise TraceError(
                 f"is of another run than shard 1: {difference[0]} differs", where=str(shard.path),
                 fix="capture all shards with the same flags and the same models",
             )  # fmt: skip
-        if note.get("index") != number + 1:
+        if note["index"] != number + 1 or note["of"] != len(shards):
             raise TraceError(
-                f"is shard {note.get('index')} of {note.get('of')} under the name of another", where=str(shard.path),
-                fix=f"call it {shard_path(target, int(note.get('index', 0)), int(note.get('of', 0))).name}",
+                f"is shard {note['index']} of {note['of']} under the name of another", where=str(shard.path),
+                fix=f"call it {shard_path(target, note['index'], note['of']).name}",
             )  # fmt: skip
-        total = int(note.get("requests", 0))
+        total = note["requests"]
         expected = len(range(number, total, len(shards)))
         if len(shard.request_ids()) != expected:
             raise TraceError(
                 f"holds {len(shard.request_ids())} of {expected} requests", where=str(shard.path),
                 fix=f"finish it: --shard {number + 1}/{len(shards)} --resume",
             )  # fmt: skip
-    grids = [grid for grid in first.manifest.grids if all(grid in shard.manifest.grids for shard in shards)]
-    notes = {key: value for key, value in first.manifest.notes.items() if key != NOTE}
-    manifest = first.manifest.replace(grids=[], notes={**notes, "shards": len(shards), manifests.PLANNED: total})
+    return total
+
+
+def _note(shard: Trace) -> dict[str, int]:
+    where = f"{shard.path}: {manifests.MANIFEST}, notes.{NOTE}"
+    fields = Fields(shard.manifest.notes.get(NOTE, {}), where, TraceError)
+    return {name: fields.whole(name, 0) for name in ("index", "of", "requests")}
+
+
+def _write(target: Path, shards: list[Trace], total: int) -> None:
+    first = shards[0].manifest
+    grids = [grid for grid in first.grids if all(grid in shard.manifest.grids for shard in shards)]
+    notes = {key: value for key, value in first.notes.items() if key != NOTE}
+    manifest = first.replace(grids=[], notes={**notes, "shards": len(shards), manifests.PLANNED: total})
     records = [shard.request_records() for shard in shards]
-    staging = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    staging = target.with_name(f".tmp-{target.name}-{secrets.token_hex(8)}")
     try:
         with TraceWriter.create(staging, manifest) as writer:
             for index in range(total):
@@ -118,8 +145,21 @@ def join(path: str | os.PathLike[str]) -> Trace:
                 writer.add_request(record, shards[number].steps_of(record.request_id))
             writer.update_manifest(grids=grids)
         os.rename(staging, target)  # whole, or not at all
+        sync_directory(target.parent)
     except OSError as error:
         raise TraceError(f"cannot be written: {error.strerror or error}", where=str(target)) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return read_trace(target)
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove what a killed join of this trace left: with the lock held, no other one is at work.
+
+    A directory of such a name that holds anything but files of a trace is not ours and stays.
+    """
+    pattern = re.compile(rf"\.tmp-{re.escape(target.name)}-([0-9a-f]{{16}}|[0-9]+)")
+    for folder in target.parent.iterdir():
+        if pattern.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
+            names = set(os.listdir(folder)) - {manifests.MANIFEST}
+            if all(TEMPORARY.fullmatch(name) or PARQUET.fullmatch(name) for name in names):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import re
 import typing
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import TraceError
+from ..files import Fields, plain, shown
 from .schema import MIN_TOP_K, SCHEMA_VERSION, TABLES
 
 MANIFEST = "manifest.json"
@@ -41,6 +41,11 @@ class Shard:
     rows: int
     bytes: int
     sha256: str
+
+    @property
+    def number(self) -> int:
+        """Number in the file name; the writer counts up."""
+        return int(self.name.removesuffix(".parquet").rpartition("-")[2])
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         for name, kind in FIELD_TYPES.items():
-            value = plain(getattr(self, name), name) if name != "shards" else list(self.shards)
+            value = _plain(getattr(self, name), name) if name != "shards" else list(self.shards)
             if type(value) is not kind:
                 raise TraceError(
                     f"{name} is {type(value).__name__}, not {kind.__name__}", where=f"{MANIFEST}: field {name!r}"
@@ -123,6 +128,11 @@ class Manifest:
     def K(self) -> int:
         """``num_draft_tokens``."""
         return self.num_draft_tokens
+
+    @property
+    def planned(self) -> int:
+        """Requests that the finished capture holds; 0 where the manifest does not say."""
+        return int(self.notes.get(PLANNED) or 0)
 
     @property
     def checksum(self) -> str:
@@ -155,27 +165,12 @@ PLANNED = "requests"
 NOT_IDENTITY = frozenset({"software", "grids", "notes", "shards"})
 
 
-def plain(value: Any, where: str) -> Any:
-    """Return ``value`` as plain JSON values.
-
-    Raises
-    ------
-    TraceError
-        If it holds a NaN, or something that JSON has no word for.
-    """
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # a numpy scalar
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        if math.isnan(value):
-            raise TraceError("NaN cannot be stored", where=f"{MANIFEST}: field {where!r}")
-        return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
-    if isinstance(value, dict):
-        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    raise TraceError(f"a {type(value).__name__} cannot be stored", where=f"{MANIFEST}: field {where!r}")
+def _plain(value: Any, name: str) -> Any:
+    """Return the value of a field as plain JSON values."""
+    try:
+        return plain(value, nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TraceError(str(error), where=f"{MANIFEST}: field {name!r}") from None
 
 
 def _checksum(content: dict[str, Any]) -> str:
@@ -245,10 +240,15 @@ def parse(data: bytes, where: str) -> Manifest:
         raise TraceError("shards is not a list", where=where, fix=damaged)
     try:
         manifest = Manifest(**content, shards=[_parse_shard(shard, where) for shard in shards])
+        _check_inside(manifest, where)
     except TraceError as error:
         raise TraceError(
             error.what,
-            where=where if error.where in ("", MANIFEST, where) else f"{where}: {error.where}",
+            where=error.where
+            if error.where.startswith(where)
+            else where
+            if error.where in ("", MANIFEST)
+            else f"{where}: {error.where}",
             fix=error.fix or damaged,
         ) from None
     names = [shard.name for shard in manifest.shards]
@@ -256,6 +256,48 @@ def parse(data: bytes, where: str) -> Manifest:
         twice = next(name for name in names if names.count(name) > 1)
         raise TraceError(f"names the shard {twice} twice", where=where, fix=damaged)
     return manifest
+
+
+INSIDE: dict[str, dict[str, str]] = {
+    "target": {"revision": "text", "dtype": "text", "logits_dtype": "text", "device": "text", "weights_sha256": "text"},
+    "drafter": {"revision": "text", "weights_sha256": "text"},
+    "settings": {"template_date": "text"},
+    "notes": {PLANNED: "whole", "created": "text", "faithful_only": "flag"},
+}
+"""Entries of fields that are read by name, and how; see :class:`asdsim.files.Fields`. Any of them may be absent."""
+
+
+def _check_inside(manifest: Manifest, where: str) -> None:
+    """Refuse entries of a type that nothing downstream could use."""
+    for name in ("target", "drafter", "rule"):
+        Fields(getattr(manifest, name), f"{where}, {name}", TraceError).text("name")
+    for name, entries in INSIDE.items():
+        fields = Fields(getattr(manifest, name), f"{where}, {name}", TraceError)
+        for key, kind in entries.items():
+            getattr(fields, kind)(key, None)
+    everything = Fields(
+        {"tasks": manifest.tasks, "overrides": manifest.drafter.get("overrides") or {}, **manifest.settings},
+        where, TraceError,
+    )  # fmt: skip
+    everything.list_of("text", "tasks")
+    everything.list_of("text", "divergences", None)
+    everything.inner("overrides")
+    for number, entry in enumerate(manifest.grids):
+        grid = Fields(entry, f"{where}, grids[{number}]", TraceError)
+        grid.flag("faithful", None)
+        if grid.text("rule") != "asd":
+            params = grid.inner("params")
+            for key, values in params.values.items():
+                if not isinstance(values, list):
+                    params.refuse(key, "a list")
+                numbers = [value for value in values if not isinstance(value, str)]
+                Fields({key: numbers}, params.where, TraceError).list_of("number", key)
+            continue
+        for key in ("B", "g", "M"):
+            grid.list_of("number", key, infinite=True)
+        grid.text("semantics")
+        for key in ("regret", "value", "ledger"):
+            grid.text(key, None)
 
 
 def _refuse_constant(name: str) -> None:
@@ -269,10 +311,11 @@ def _parse_shard(entry: Any, where: str) -> Shard:
         or set(entry) != set(kinds)
         or any(type(entry[k]) is not t for k, t in kinds.items())
     ):
-        raise TraceError(f"an entry of shards is not understood: {str(entry)[:120]}", where=where)
+        raise TraceError(f"an entry of shards is not understood: {shown(str(entry)[:120])}", where=where)
     shard = Shard(**entry)
     match = SHARD_NAME.fullmatch(shard.name)  # also keeps paths such as ../x out
-    if shard.table not in TABLES or match is None or match[1] != shard.table or shard.rows < 0 or shard.bytes < 0:
+    sized = 0 <= shard.rows < 1 << 62 and 0 <= shard.bytes < 1 << 62
+    if shard.table not in TABLES or match is None or match[1] != shard.table or not sized:
         raise TraceError(f"the shard {shard.name!r} does not fit its table {shard.table!r}", where=where)
     return shard
 
@@ -284,17 +327,17 @@ def first_difference(mine: Manifest, theirs: Manifest) -> tuple[str, Any, Any] |
     """
     for name in FIELD_TYPES:
         if name not in NOT_IDENTITY:
-            found = _differ(name, getattr(mine, name), getattr(theirs, name))
-            if found is not None:
-                return found
+            difference = _differ(name, getattr(mine, name), getattr(theirs, name))
+            if difference is not None:
+                return difference
     return None
 
 
 def _differ(name: str, a: Any, b: Any) -> tuple[str, Any, Any] | None:
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(set(a) | set(b)):
-            found = _differ(f"{name}.{key}", a.get(key), b.get(key))
-            if found is not None:
-                return found
+            difference = _differ(f"{name}.{key}", a.get(key), b.get(key))
+            if difference is not None:
+                return difference
         return None
     return None if a == b and type(a) is type(b) else (name, a, b)

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
+from ..files import shown
 from . import manifest as manifests
-from .check import check_trace, check_unique_requests
+from .check import check_edges, check_requests, check_steps
+from .fits import check_fits
 from .manifest import MANIFEST, Manifest, Shard
-from .schema import TABLES, file_schema, table_schema
-from .stored import Origin, Trace
+from .rows import Positions, request_rows
+from .schema import file_schema, table_schema
+from .stored import Origin, Part, Trace
 from .tables import Array, to_numpy, unpack
 
 RESTORE = "restore the file from a copy, or capture again"
+ROOM, EXPANSION = 256 << 20, 64
+"""A shard may take this many bytes of memory, and this many times its size more. Real ones take some three times their
+size, and the writer keeps them below about 100 MiB; a file of one repeated value can pretend to hold anything."""
 
 
-def read_trace(path: str | os.PathLike[str], *, verify: bool = True) -> Trace:
+def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: bool = False) -> Trace:
     """Read and validate a trace.
 
     Parameters
@@ -31,6 +40,9 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True) -> Trace:
         The directory.
     verify : bool
         False skips the SHA-256 of the shards; everything else is still checked.
+    narrow : bool
+        Check every row, but keep only what a summary needs of ``positions``: the draft token and its logit, the
+        target's choice, and the two largest logits.
 
     Raises
     ------
@@ -41,14 +53,20 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True) -> Trace:
     folder = Path(path)
     while True:
         manifest, raw = load_manifest(folder)
+        check_fits(folder, manifest, narrow)
+
+        def parts(table: str, manifest: Manifest = manifest) -> Iterator[Part]:
+            for shard in manifest.shards_of(table):
+                yield from read_shard(folder, shard, manifest.top_k, verify)
+
         try:
-            tables = {table: _read_table(folder, manifest, table, verify) for table in TABLES}
+            rows = sum(shard.rows for shard in manifest.shards_of("positions"))
+            requests, steps = list(parts("requests")), list(parts("steps"))
+            return build_trace(folder, manifest, requests, steps, parts("positions"), rows=rows, narrow=narrow)
         except TraceError:
             # A writer may have merged shards since the manifest was read: then read anew.
-            if _changed(folder, raw):
-                continue
-            raise
-        return build_trace(folder, manifest, {name: found[0] for name, found in tables.items()}, tables)
+            if not _changed(folder, raw):
+                raise
 
 
 def _changed(folder: Path, raw: bytes) -> bool:
@@ -79,42 +97,27 @@ def load_manifest(folder: Path) -> tuple[Manifest, bytes]:
 
 def _reason(error: BaseException) -> str:
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0]
+    return shown(str(text).splitlines()[0])
 
 
-def _read_table(folder: Path, manifest: Manifest, table: str, verify: bool) -> tuple[pa.Table, list[Shard]]:
-    shards = manifest.shards_of(table)
-    parts = [read_shard(folder, shard, manifest.top_k, verify) for shard in shards]
-    if not parts:
-        return table_schema(table, manifest.top_k).empty_table(), []
-    return pa.concat_tables(parts).unify_dictionaries().combine_chunks(), shards
-
-
-def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> pa.Table:
-    """Read one shard as rows of its table.
+def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator[Part]:
+    """Yield the rows of one shard, a row group at a time.
 
     Raises
     ------
     TraceError
-        If the file is missing, differs from what the manifest says, or is no Parquet file of the schema.
+        If the file is missing, differs from what the manifest says, is no Parquet file of the schema, or would take
+        far more memory than its size can account for.
     """
     file = folder / shard.name
-    try:
-        data = file.read_bytes()
-    except FileNotFoundError:
-        raise TraceError("the shard is missing", where=str(file), fix=RESTORE) from None
-    except OSError as error:
-        raise TraceError(f"the shard cannot be read: {_reason(error)}", where=str(file), fix=RESTORE) from None
-    if len(data) != shard.bytes:
-        raise TraceError(
-            f"the shard has {len(data)} bytes, the manifest says {shard.bytes}", where=str(file), fix=RESTORE
-        )
+    data = _read_file(file, shard)
     if verify and hashlib.sha256(data).hexdigest() != shard.sha256:
         raise TraceError("the SHA-256 of the shard is not that of the manifest", where=str(file), fix=RESTORE)
+    expected = file_schema(shard.table, top_k)
+    texts = [field.name for field in expected if pa.types.is_string(field.type)]
     try:
-        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
-            schema = parquet.schema_arrow
-            expected = file_schema(shard.table, top_k)
+        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True, read_dictionary=texts) as parquet:
+            schema = parquet.metadata.schema.to_arrow_schema()
             if not schema.remove_metadata().equals(expected):
                 raise TraceError(_schema_difference(schema, expected), where=str(file), fix=RESTORE)
             if parquet.metadata.num_rows != shard.rows:
@@ -123,100 +126,155 @@ def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> pa.Table
                     where=str(file),
                     fix=RESTORE,
                 )
-            raw = parquet.read()
-        raw.validate(full=True)  # also refuses text that is not UTF-8
-        if raw.num_rows != shard.rows:
-            raise TraceError(f"only {raw.num_rows} of {shard.rows} rows can be read", where=str(file), fix=RESTORE)
-        return unpack(shard.table, raw, top_k)
+            room = ROOM + EXPANSION * shard.bytes
+            _check_size(_unpacked_bytes(parquet.metadata, expected), room, file)
+            first = 0
+            for group in range(parquet.num_row_groups):
+                raw = parquet.read_row_group(group)
+                room -= _text_bytes(raw)
+                _check_size(-room, 0, file)
+                raw = raw.cast(expected) if shard.table == "requests" else raw
+                raw.validate(full=True)  # also refuses text that is not UTF-8
+                yield Part(unpack(shard.table, raw, top_k), shard.name, first)
+                first += raw.num_rows
+        if first != shard.rows:
+            raise TraceError(f"only {first} of {shard.rows} rows can be read", where=str(file), fix=RESTORE)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
         raise TraceError(f"not a readable Parquet shard: {_reason(error)}", where=str(file), fix=RESTORE) from None
 
 
-def _schema_difference(found: pa.Schema, expected: pa.Schema) -> str:
+def _read_file(file: Path, shard: Shard) -> bytes:
+    try:
+        with open(file, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))) as handle:
+            status = os.fstat(handle.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise TraceError("the shard cannot be read: not a file", where=str(file), fix=RESTORE)
+            size = status.st_size
+            data = handle.read() if size == shard.bytes else b""
+    except FileNotFoundError:
+        raise TraceError("the shard is missing", where=str(file), fix=RESTORE) from None
+    except OSError as error:
+        raise TraceError(f"the shard cannot be read: {_reason(error)}", where=str(file), fix=RESTORE) from None
+    if size != shard.bytes or len(data) != size:
+        raise TraceError(f"the shard has {size} bytes, the manifest says {shard.bytes}", where=str(file), fix=RESTORE)
+    return data
+
+
+def _unpacked_bytes(metadata: pq.FileMetaData, schema: pa.Schema) -> int:
+    """Return the bytes that a Parquet file says its columns take once read, text that repeats counted once."""
+    total = 0
+    widths = [4 if pa.types.is_nested(field.type) or pa.types.is_string(field.type) else field.type.bit_width // 8
+              for field in schema]  # fmt: skip
+    for group in range(metadata.num_row_groups):
+        rows = metadata.row_group(group)
+        for column, width in zip(range(rows.num_columns), widths, strict=False):
+            chunk = rows.column(column)
+            total += max(chunk.total_uncompressed_size, width * max(chunk.num_values, rows.num_rows))
+    return total
+
+
+def _text_bytes(table: pa.Table) -> int:
+    """Return the bytes of the text of a table that was read by dictionary, each repetition counted."""
+    total = 0
+    for column in table.columns:
+        for chunk in column.chunks:
+            if pa.types.is_dictionary(chunk.type):
+                lengths = np.append(pc.binary_length(chunk.dictionary).fill_null(0).to_numpy(zero_copy_only=False), 0)
+                total += int(lengths[chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False)].sum())
+    return total
+
+
+def _check_size(size: int, room: int, file: Path) -> None:
+    if size > room:
+        raise TraceError(
+            f"the shard expands to more than {room >> 20} MiB, which its size cannot account for",
+            where=str(file), fix=RESTORE,
+        )  # fmt: skip
+
+
+def _schema_difference(schema: pa.Schema, expected: pa.Schema) -> str:
     for field_ in expected:
-        at = found.get_field_index(field_.name)
-        if at < 0:
+        place = schema.get_field_index(field_.name)
+        if place < 0:
             return f"column {field_.name!r} is missing"
-        other = found.field(at)
+        other = schema.field(place)
         if not other.equals(field_):
             return (
-                f"column {field_.name!r} is {other.type}{'' if other.nullable else ' not null'}, expected {field_.type}"
-                f"{'' if field_.nullable else ' not null'}"
+                f"column {field_.name!r} is {shown(other.type)}{'' if other.nullable else ' not null'}, "
+                f"expected {field_.type}{'' if field_.nullable else ' not null'}"
             )
-    extra = [name for name in found.names if name not in expected.names]
+    extra = [name for name in schema.names if name not in expected.names]
     return f"unknown column {extra[0]!r}" if extra else "columns are out of order"
 
 
 def build_trace(
     folder: Path,
     manifest: Manifest,
-    tables: dict[str, pa.Table],
-    origins: dict[str, tuple[pa.Table, list[Shard]]] | None = None,
+    requests: list[Part],
+    steps: list[Part],
+    positions: Iterable[Part],
+    *,
+    rows: int,
+    narrow: bool = False,
 ) -> Trace:
     """Sort three tables, connect their rows, and check them.
+
+    Parameters
+    ----------
+    folder : Path
+        For messages, and the path of the trace.
+    manifest : Manifest
+    requests, steps, positions : parts of each table
+        Positions are taken one at a time.
+    rows : int
+        Rows that the parts of ``positions`` hold together.
+    narrow : bool
+        See :func:`read_trace`.
 
     Raises
     ------
     TraceError
         See :func:`read_trace`.
     """
-    order: dict[str, npt.NDArray[np.int64] | None] = dict.fromkeys(TABLES)
-    requests, steps, positions = (tables[name] for name in TABLES)
-
-    order["requests"] = _order(to_numpy(requests["request_index"]))
-    requests = _take(requests, order["requests"])
-    origin = _origins(origins, order)
-    check_unique_requests(requests, origin.get("requests"), folder)
-    request_row = {name: row for row, name in enumerate(requests["request_id"].to_pylist())}
-
-    def rows_of(table_name: str, table: pa.Table) -> npt.NDArray[np.int32]:
-        keys = table["request_id"].combine_chunks()
-        if isinstance(keys, pa.ChunkedArray):
-            keys = keys.chunk(0) if keys.num_chunks else pa.array([], keys.type)
-        names = keys.dictionary.to_pylist()
-        lookup = np.array([request_row.get(name, -1) for name in names] or [-1], np.int32)
-        found = lookup[keys.indices.to_numpy()] if len(keys) else np.empty(0, np.int32)
-        lost = np.flatnonzero(found < 0)
-        if lost.size:
-            at = origin[table_name].locate(int(lost[0])) if table_name in origin else ""
-            raise TraceError(
-                f"belongs to request {str(table['request_id'][int(lost[0])])!r}, which the trace does not hold",
-                where=f"{folder}: {at}" if at else str(folder),
-                fix=RESTORE,
-            )
-        return found
-
-    step_request = rows_of("steps", steps)
-    step_id = to_numpy(steps["step_id"])
-    order["steps"] = _order(step_request, step_id)
-    steps = _take(steps, order["steps"])
-    if order["steps"] is not None:
-        step_request = step_request[order["steps"]]
-
-    pos_request, pos_step, pos_i = (
-        rows_of("positions", positions),
-        to_numpy(positions["step_id"]),
-        to_numpy(positions["i"]),
-    )
-    order["positions"] = _order(pos_request, pos_step, pos_i)
-    positions = _take(positions, order["positions"])
-    if order["positions"] is not None:
-        pos_request = pos_request[order["positions"]]
-
-    widths = to_numpy(steps["num_draft_tokens"]).astype(np.int64) + 1
+    table = _joined(requests, "requests", manifest)
+    order = _order(to_numpy(table["request_index"]))
     trace = Trace(
         path=folder,
         manifest=manifest,
-        requests=requests,
-        steps=steps,
-        positions=positions,
-        step_request=step_request,
-        pos_ptr=np.concatenate([[0], np.cumsum(widths)]).astype(np.int64),
-        step_ptr=np.searchsorted(step_request, np.arange(requests.num_rows + 1)).astype(np.int64),
-        _origin=_origins(origins, order),
+        requests=_take(table, order),
+        steps=table_schema("steps").empty_table(),
+        positions=table_schema("positions", manifest.top_k).empty_table(),
+        step_request=np.empty(0, np.int32),
+        pos_ptr=np.zeros(1, np.int64),
+        step_ptr=np.zeros(table.num_rows + 1, np.int64),
+        _origin={"requests": Origin.of(requests, order)},
     )
-    check_trace(trace, pos_request)
+    check_requests(trace)
+
+    known = {name: row for row, name in enumerate(trace.request_ids())}
+    owner = np.concatenate([np.empty(0, np.int32), *(request_rows(part, known, folder) for part in steps)])
+    table = _joined(steps, "steps", manifest)
+    order = _order(owner, to_numpy(table["step_id"]))
+    trace.steps = _take(table, order)
+    trace.step_request = owner if order is None else owner[order]
+    trace.step_ptr = np.searchsorted(trace.step_request, np.arange(trace.requests.num_rows + 1)).astype(np.int64)
+    trace._origin["steps"] = Origin.of(steps, order)
+    check_steps(trace)
+    widths = trace.column("steps", "num_draft_tokens").astype(np.int64) + 1
+    trace.pos_ptr = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
+
+    sorter = Positions(trace, known, rows, narrow)
+    for part in positions:
+        sorter.add(part)
+    trace.positions, trace._origin["positions"] = sorter.finish()
+    check_edges(trace)
     return trace
+
+
+def _joined(parts: list[Part], table: str, manifest: Manifest) -> pa.Table:
+    if not parts:
+        return table_schema(table, manifest.top_k).empty_table()
+    return pa.concat_tables([part.table for part in parts]).unify_dictionaries().combine_chunks()
 
 
 def _order(*keys: Array) -> npt.NDArray[np.int64] | None:
@@ -235,14 +293,3 @@ def _order(*keys: Array) -> npt.NDArray[np.int64] | None:
 
 def _take(table: pa.Table, order: npt.NDArray[np.int64] | None) -> pa.Table:
     return table if order is None else table.take(pa.array(order)).combine_chunks()
-
-
-def _origins(
-    origins: dict[str, tuple[pa.Table, list[Shard]]] | None, order: dict[str, npt.NDArray[np.int64] | None]
-) -> dict[str, Origin]:
-    found = {}
-    for name, (_, shards) in (origins or {}).items():
-        if shards:
-            starts = np.concatenate([[0], np.cumsum([shard.rows for shard in shards])[:-1]]).astype(np.int64)
-            found[name] = Origin([shard.name for shard in shards], starts, order[name])
-    return found

@@ -16,6 +16,8 @@ from .manifest import Manifest
 from .schema import BY_NAME, DIVERGENCES, TABLES
 from .tables import Array, to_numpy
 
+RECAPTURE = "the trace is damaged or was written by something else: restore it from a copy, or capture again"
+
 
 @dataclass
 class Trace:
@@ -45,7 +47,7 @@ class Trace:
     step_request: npt.NDArray[np.int32]
     pos_ptr: npt.NDArray[np.int64]
     step_ptr: npt.NDArray[np.int64]
-    _origin: dict[str, Origin] = field(default_factory=dict, repr=False)
+    _origin: dict[str, Origin | None] = field(default_factory=dict, repr=False)
     _columns: dict[tuple[str, str], Array] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
@@ -97,7 +99,8 @@ class Trace:
 
     def where(self, table: str, row: int) -> str:
         """Say where a row stands: shard, row in it, request, step, position."""
-        parts = [self._origin[table].locate(row)] if table in self._origin else []
+        origin = self._origin.get(table)
+        parts = [origin.locate(row)] if origin else []
         if 0 <= row < getattr(self, table).num_rows:
             parts.append(f"request {str(getattr(self, table)['request_id'][row])!r}")
             if table != "requests":
@@ -147,13 +150,17 @@ class Trace:
             values = rows(name, 1)
             return None if len(values) and np.isnan(values).all() else values
 
-        ints = {
-            name: int(self.column("steps", name)[row])
-            for name in ("step_id", "parent_step_id", "parent_accepted", "start_pos", "wave")
-        }
-        floats = {name: float(self.column("steps", name)[row]) for name in ("draft_us", "verify_us", "select_us")}
-        found = {name: values for name in DIVERGENCES if (values := optional(name)) is not None}
+        def whole(name: str) -> int:
+            return int(self.column("steps", name)[row])
+
+        def microseconds(name: str) -> float:
+            return float(self.column("steps", name)[row])
+
         return StepRecord(
+            step_id=whole("step_id"),
+            parent_step_id=whole("parent_step_id"),
+            parent_accepted=whole("parent_accepted"),
+            start_pos=whole("start_pos"),
             draft_ids=rows("draft_id", 1),
             argmax_ids=rows("argmax_id"),
             draft_logits=rows("draft_logit", 1),
@@ -163,21 +170,47 @@ class Trace:
             logsumexp=rows("logsumexp"),
             entropy=rows("entropy"),
             draft_logprobs=optional("draft_logprob"),
-            divergences=found,
-            **ints,  # type: ignore[arg-type]
-            **floats,  # type: ignore[arg-type]
+            divergences={name: values for name in DIVERGENCES if (values := optional(name)) is not None},
+            draft_us=microseconds("draft_us"),
+            verify_us=microseconds("verify_us"),
+            select_us=microseconds("select_us"),
+            wave=whole("wave"),
         )
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of one table as they were read; without a shard, what a writer is about to store."""
+
+    table: pa.Table
+    shard: str = ""
+    first: int = 0  # row of the shard that the first one is
+
+    def locate(self, row: int) -> str:
+        """Return shard and row in it; empty without a shard."""
+        return f"{self.shard} row {self.first + row}" if self.shard else ""
 
 
 @dataclass(frozen=True)
 class Origin:
     """From a sorted row back to the shard and the row that it came from."""
 
-    names: list[str]
+    shards: list[tuple[str, int]]  # name, and row of the shard that a part begins with
     starts: npt.NDArray[np.int64]
     order: npt.NDArray[np.int64] | None
 
+    @classmethod
+    def of(cls, parts: list[Part], order: npt.NDArray[np.int64] | None) -> Origin | None:
+        """Return where the rows of parts went; None without parts or shards."""
+        if not parts or not parts[0].shard:
+            return None
+        counts = [part.table.num_rows for part in parts]
+        starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
+        return cls([(part.shard, part.first) for part in parts], starts, order)
+
     def locate(self, row: int) -> str:
+        """Return shard and row in it."""
         raw = int(self.order[row]) if self.order is not None else row
-        shard = int(np.searchsorted(self.starts, raw, side="right")) - 1
-        return f"{self.names[shard]} row {raw - int(self.starts[shard])}"
+        part = int(np.searchsorted(self.starts, raw, side="right")) - 1
+        name, first = self.shards[part]
+        return f"{name} row {first + raw - int(self.starts[part])}"

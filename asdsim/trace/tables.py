@@ -228,7 +228,7 @@ def unpack(table_name: str, table: pa.Table, top_k: int) -> pa.Table:
     schema = table_schema(table_name, top_k)
     if table_name != "positions":
         columns = [
-            table[field.name].dictionary_encode() if pa.types.is_dictionary(field.type) else table[field.name]
+            _by_dictionary(table[field.name]) if pa.types.is_dictionary(field.type) else table[field.name]
             for field in schema
         ]
         return pa.table(columns, schema=schema)
@@ -255,7 +255,11 @@ def unpack(table_name: str, table: pa.Table, top_k: int) -> pa.Table:
             missing[fill] = False
             out.append(pa.array(values, stored.type, mask=missing))
         elif column.name == "request_id":
-            out.append(table[column.name].dictionary_encode())
+            out.append(_by_dictionary(table[column.name]))
         else:
             out.append(table[column.name])
     return pa.table(out, schema=schema)
+
+
+def _by_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()

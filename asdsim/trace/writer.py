@@ -1,8 +1,8 @@
 """Write a trace so that a kill at any moment leaves a readable one.
 
-What is stored, is stored in this order: shards under a temporary name in the same directory, fsync, rename, fsync of
-the directory; then the manifest that names them, the same way. A shard that no manifest names is a left-over of a
-crash: readers pass it by, and the next writer removes it.
+What is stored, is stored in this order: shards, each whole or not at all (:func:`asdsim.files.write_atomically`), then
+the manifest that names them, the same way. A shard that no manifest names is a left-over of a crash: readers pass it
+by, and the next writer removes it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import re
 import time
@@ -23,10 +22,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
+from ..files import dump_json, write_atomically
 from ..records import RequestRecord, StepRecord
 from . import manifest as manifests
 from .manifest import MANIFEST, SHARD_NAME, Manifest, Shard
-from .reader import Trace, build_trace, load_manifest, read_shard, read_trace
+from .reader import Part, Trace, build_trace, load_manifest, read_shard, read_trace
 from .schema import TABLES, parquet_options
 from .tables import pack, positions_table, requests_table, steps_table
 
@@ -68,7 +68,7 @@ class TraceWriter:
         self.flush_seconds, self.flush_rows = FLUSH_SECONDS, FLUSH_ROWS
         self._lock = lock
         self._count = len(completed)
-        self._number = 1 + max((int(SHARD_NAME.fullmatch(s.name)[2]) for s in manifest.shards), default=-1)  # type: ignore[index]
+        self._number = 1 + max((shard.number for shard in manifest.shards), default=-1)
         self._buffer: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
         self._since: float | None = None
         self._open = True
@@ -105,13 +105,13 @@ class TraceWriter:
                     fix="give an empty or new output directory",
                 )
             folder.mkdir(parents=True, exist_ok=True)
-        lock = _lock(folder)
+        lock = lock_directory(folder)
         try:
             writer = cls(folder, manifest.replace(shards=[]), [], lock)
             writer._remove_leftovers()
             writer._store_manifest(writer.manifest)
         except BaseException:
-            _unlock(lock)
+            unlock(lock)
             raise
         return writer
 
@@ -131,9 +131,9 @@ class TraceWriter:
         if not folder.exists() or (folder.is_dir() and all(TEMPORARY.fullmatch(name) for name in names)):
             return cls.create(folder, manifest)
         stored, _ = load_manifest(folder)
-        found = manifests.first_difference(stored, manifest)
-        if found is not None:
-            name, theirs, mine = found
+        difference = manifests.first_difference(stored, manifest)
+        if difference is not None:
+            name, theirs, mine = difference
             raise TraceError(
                 f"the trace is of another run: {name} is {_short(theirs)} there and {_short(mine)} now",
                 where=str(folder),
@@ -152,13 +152,13 @@ class TraceWriter:
         """
         folder = Path(path)
         load_manifest(folder)
-        lock = _lock(folder)
+        lock = lock_directory(folder)
         try:
             trace = read_trace(folder)
             writer = cls(folder, trace.manifest, trace.request_ids(), lock)
             writer._remove_leftovers()
         except BaseException:
-            _unlock(lock)
+            unlock(lock)
             raise
         return writer
 
@@ -171,7 +171,7 @@ class TraceWriter:
         ------
         TraceError
             If the request is there already, or anything in it could not be read back (see
-            :func:`asdsim.trace.check.check_trace`); nothing is added then. Or if storing fails.
+            :func:`asdsim.trace.reader.build_trace`); nothing is added then. Or if storing fails.
         """
         self._must_be_open()
         if request.request_id in self.completed:
@@ -245,7 +245,10 @@ class TraceWriter:
         index = tables["requests"].schema.get_field_index("request_index")
         first = tables["requests"].set_column(index, tables["requests"].schema.field(index), pa.array([0], pa.int32()))
         try:
-            build_trace(self.path, self.manifest, {**tables, "requests": first})
+            build_trace(
+                self.path, self.manifest, [Part(first)], [Part(tables["steps"])], [Part(tables["positions"])],
+                rows=tables["positions"].num_rows,
+            )  # fmt: skip
         except TraceError as error:
             raise TraceError(f"refused to store it: {error.what}", where=error.where) from None
 
@@ -308,7 +311,7 @@ class TraceWriter:
         """Drop the buffer and let go of the directory."""
         self._open = False
         self._buffer = {table: [] for table in TABLES}
-        _unlock(self._lock)
+        unlock(self._lock)
         self._lock = None
 
     def _must_be_open(self) -> None:
@@ -317,10 +320,10 @@ class TraceWriter:
 
     def _write_buffer(self, manifest: Manifest) -> bool:
         """Store the buffer as one shard per table, and ``manifest`` with them; return whether there was anything."""
-        parts = {table: found for table, found in self._buffer.items() if found}
+        parts = {table: rows for table, rows in self._buffer.items() if rows}
         if not parts:
             return False
-        tables = {table: pa.concat_tables(found).unify_dictionaries() for table, found in parts.items()}
+        tables = {table: pa.concat_tables(rows).unify_dictionaries() for table, rows in parts.items()}
         self._commit(manifest, [*manifest.shards, *self._write_shards(tables)])
         self._buffer = {table: [] for table in TABLES}
         self._since = None
@@ -361,7 +364,9 @@ class TraceWriter:
         old = {shard.name for group in groups for shard in group}
         new: list[Shard] = []
         for group in groups:
-            parts = [read_shard(self.path, shard, self.manifest.top_k, verify=True) for shard in group]
+            parts = [
+                part.table for shard in group for part in read_shard(self.path, shard, self.manifest.top_k, verify=True)
+            ]
             new += self._write_shards({group[0].table: pa.concat_tables(parts).unify_dictionaries()})
         self._commit(self.manifest, [shard for shard in self.manifest.shards if shard.name not in old] + new)
         self._remove_leftovers()
@@ -371,7 +376,8 @@ class TraceWriter:
         named = {shard.name for shard in self.manifest.shards}
         with _os_errors(self.path):
             for name in os.listdir(self.path):
-                if TEMPORARY.fullmatch(name) or (SHARD_NAME.fullmatch(name) and name not in named):
+                left = TEMPORARY.fullmatch(name) or (SHARD_NAME.fullmatch(name) and name not in named)
+                if left and (os.path.islink(self.path / name) or not os.path.isdir(self.path / name)):
                     (self.path / name).unlink(missing_ok=True)
 
 
@@ -405,28 +411,6 @@ def _parquet_bytes(table: str, rows: pa.Table, top_k: int) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def write_atomically(file: Path, data: bytes | memoryview) -> None:
-    """Write a file so that its name stands for all of ``data`` or for what it was before.
-
-    Raises
-    ------
-    OSError
-        If the disk is full or cannot be written; the temporary file is removed.
-    """
-    temporary = file.with_name(f".tmp-{file.name}")
-    try:
-        with open(temporary, "wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    _sync_directory(file.parent)
-
-
 def write_table(table: pa.Table, file: Path, metadata: dict[str, Any]) -> None:
     """Write any table to Parquet, whole or not at all.
 
@@ -440,10 +424,7 @@ def write_table(table: pa.Table, file: Path, metadata: dict[str, Any]) -> None:
     TraceError
         If the disk is full or the file cannot be written.
     """
-    text = {
-        key: value if isinstance(value, str) else json.dumps(manifests.plain(value, key))
-        for key, value in metadata.items()
-    }
+    text = {key: value if isinstance(value, str) else dump_json(value) for key, value in metadata.items()}
     sink = pa.BufferOutputStream()
     merged = {**(table.schema.metadata or {}), **text}
     pq.write_table(table.replace_schema_metadata(merged), sink, compression="zstd")
@@ -481,16 +462,6 @@ def write_frame(frame: pl.DataFrame, file: Path, metadata: dict[str, Any]) -> No
         write_atomically(file, flat.write_csv().encode())
 
 
-def _sync_directory(folder: Path) -> None:
-    if os.name == "nt":  # a directory cannot be opened there, and renames are journaled
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 @contextlib.contextmanager
 def _os_errors(where: Path) -> Iterator[None]:
     """Turn an error of the operating system into one clear error."""
@@ -504,7 +475,7 @@ def _os_errors(where: Path) -> Iterator[None]:
         raise TraceError(f"cannot be written: {error.strerror or error}", where=str(where)) from None
 
 
-def _lock(folder: Path) -> int | None:
+def lock_directory(folder: Path) -> int | None:
     """Hold the directory for one writer; the system lets go of it when the process ends, however it ends."""
     try:
         import fcntl
@@ -523,7 +494,7 @@ def _lock(folder: Path) -> int | None:
     return handle
 
 
-def _unlock(handle: int | None) -> None:
+def unlock(handle: int | None) -> None:
     if handle is not None:
         os.close(handle)
 

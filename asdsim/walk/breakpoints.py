@@ -14,7 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,9 @@ import numpy.typing as npt
 from ..errors import UsageError
 from ..rules import asd as rule
 from ..rules.asd import BUDGET, Reading, accept_block, judge, settle
-from ..trace.graph import Graph
+from ..trace.graph import END, MISSING, Graph
 from .compiled import COMPILING, compile_cached, compiled_rule, helper, is_cached, named, python_rule
 from .request import go_on
-from .sweep import arrays_of
 
 Float64 = npt.NDArray[np.float64]
 
@@ -36,16 +37,19 @@ MOST = 200_000
 SECONDS = 120.0
 """Time that the search may take."""
 
+SMALLEST = 5e-324
+"""Smallest float above 0: where strict matching ends."""
+
 CHUNK = 1024
 """Breakpoints of one call of the kernel: how often the clock is looked at."""
 
 
-def turning_point(score, before, charge, count, spent, budget, gate, cap):  # type: ignore[no-untyped-def]
+def turning_point(score, before, charge, count, spent, budget, gate, cap):
     """Return the smallest budget under which a mismatch that ``budget`` refuses is no longer refused by the budget.
 
     NaN where no budget does that.
     """
-    low, high = budget, max(spent + charge, 5e-324)  # nearly always the very float; the smallest one above B = 0
+    low, high = budget, max(spent + charge, SMALLEST)  # nearly always the very float; the smallest one above B = 0
     if judge(score, before, charge, count, spent, np.inf, gate, cap) == BUDGET:
         return np.nan
     while judge(score, before, charge, count, spent, high, gate, cap) == BUDGET:
@@ -67,48 +71,52 @@ def turning_point(score, before, charge, count, spent, budget, gate, cap):  # ty
             high = middle
 
 
-def walk_breakpoints(  # type: ignore[no-untyped-def]
-    request, budget, upper, gate, cap, off_trace,
-    root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
-    path_ptr, path_step, align_ptr, align_step, out,
-):  # fmt: skip
+def walk_breakpoints(graph, request, budget, upper, gate, cap, off_trace, out):
     """Write the breakpoints of one request above ``budget`` and up to ``upper`` to ``out``, ascending.
 
     Returns how many there are, ``len(out)`` at most.
+
+    The walk under a budget, and the budgets at which each refusal by the budget would turn::
+
+        B = 0    step 0: refused, turns at .5     step 1: refused, turns at .3
+                                                          ^ smallest: walk again at B = .3
+        B = .3   step 0: refused, turns at .5     step 1: accepted, leads to another step 2: refused, turns at .9
+        B = .5   ...
+
     """
-    found = 0
-    while found < out.shape[0]:
+    number = 0
+    while number < out.shape[0]:
         following = np.nan
         spent, tokens, steps = 0.0, 0, 0
-        step = root[request]
+        step = graph.root[request]
         while step >= 0:
-            lo, hi = mm_ptr[step], mm_ptr[step + 1]
-            room = limit[request] - tokens
+            lo, hi = graph.mm_ptr[step], graph.mm_ptr[step + 1]
+            room = graph.limit[request] - tokens
             outcome, charge, count, verdict = accept_block(
-                mm_pos, mm_score, mm_charge, lo, hi, room, spent, budget, gate, cap
+                graph.mm_pos, graph.mm_score, graph.mm_charge, lo, hi, room, spent, budget, gate, cap
             )
             if verdict == BUDGET:
                 j = lo + outcome
                 turn = turning_point(
-                    mm_score[j], charge, charge + mm_charge[j], count + 1, spent, budget, gate, cap
-                )  # fmt: skip
+                    graph.mm_score[j], charge, charge + graph.mm_charge[j], count + 1, spent, budget, gate, cap
+                )
                 if turn < following or following != following:  # NaN: nothing was found yet
                     following = turn
             spent = settle(spent, charge)
             edge = lo + step + outcome
-            tokens += min(edge_tokens[edge], room)
+            tokens += min(graph.edge_tokens[edge], room)
             steps += 1
-            step = edge_next[edge]
-            if tokens >= limit[request]:
-                step = -1
-            if step == -2:
-                step = go_on(off_trace, request, steps, tokens, path_ptr, path_step, align_ptr, align_step)
-        if not following <= upper:
+            step = graph.edge_next[edge]
+            if tokens >= graph.limit[request]:
+                step = END
+            if step == MISSING:
+                step = go_on(graph, off_trace, request, steps, tokens)
+        if not following <= upper:  # NaN: the budget refused nothing, so no larger one changes anything
             break
-        out[found] = following
-        found += 1
+        out[number] = following
+        number += 1
         budget = following
-    return found
+    return number
 
 
 @cache
@@ -172,51 +180,60 @@ def breakpoints_of(
     """
     if note and compiled and not is_cached(sys.modules[__name__], reading):
         note(COMPILING)
-    walk = kernel(reading) if compiled else python_kernel(reading)
-    arrays, requests = arrays_of(graph), graph.num_requests
-    workers = max(1, min(threads or len(os.sched_getaffinity(0)), requests))
-    end = time.monotonic() + seconds
-    found: list[Float64] = []
-    stopped = False
+    walk = partial(kernel(reading) if compiled else python_kernel(reading), graph.arrays)
+    requests = range(graph.num_requests)
+    workers = max(1, min(threads or len(os.sched_getaffinity(0)), len(requests)))
+    search = _Search(walk, mode, upper, most, seconds, time.monotonic() + seconds)
+    of_pairs: list[Float64] = []
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for gate, cap in pairs:
+                left = most - sum(map(len, of_pairs))
+                every = np.zeros(0)
+                # Floats, so that one compiled form serves all
+                for points in pool.map(search, requests, repeat(float(gate)), repeat(float(cap)), repeat(left)):
+                    every = np.union1d(every, points)
+                    if len(every) > left:
+                        raise _too_many(f"there are more than {most:,} breakpoints in B", gate, cap, float(every[left]))
+                of_pairs.append(every)
+                if progress:
+                    progress(1)
+        except UsageError:
+            search.stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return of_pairs
 
-    def one(request: int, gate: float, cap: float, left: int) -> Float64:
-        parts: list[Float64] = []
+
+@dataclass
+class _Search:
+    """What the searches of all requests share: the kernel, its bounds, and whether one of them gave up."""
+
+    walk: Callable[..., int]
+    mode: int
+    upper: float
+    most: int
+    seconds: float
+    end: float
+    stopped: bool = False
+
+    def __call__(self, request: int, gate: float, cap: float, left: int) -> Float64:
+        """Return the breakpoints of one request, ``left`` at most, in chunks between which the clock is looked at."""
+        chunks = [np.zeros(0)]
         budget, number = 0.0, 0
-        while not stopped:
+        while not self.stopped:
             out = np.empty(CHUNK)
-            wrote = int(walk(request, budget, upper, gate, cap, mode, *arrays, out))
-            parts.append(out[:wrote])
+            wrote = int(self.walk(request, budget, self.upper, gate, cap, self.mode, out))
+            chunks.append(out[:wrote])
             number += wrote
             if wrote < CHUNK:
                 break
             budget = float(out[-1])
-            if number > left or time.monotonic() > end:
-                what = (
-                    f"there are more than {most:,} breakpoints in B"
-                    if number > left
-                    else f"the breakpoints in B were not found within {seconds:g} s"
-                )
-                raise _too_many(what, gate, cap, budget)
-        return np.concatenate(parts) if parts else np.zeros(0)
-
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for gate, cap in pairs:
-                left = most - sum(map(len, found))
-                every = np.zeros(0)
-                # Floats, so that one compiled form serves all
-                for points in pool.map(partial(one, gate=float(gate), cap=float(cap), left=left), range(requests)):
-                    every = np.union1d(every, points)
-                    if len(every) > left:
-                        raise _too_many(f"there are more than {most:,} breakpoints in B", gate, cap, float(every[left]))
-                found.append(every)
-                if progress:
-                    progress(1)
-        except UsageError:
-            stopped = True
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return found
+            if number > left:
+                raise _too_many(f"there are more than {self.most:,} breakpoints in B", gate, cap, budget)
+            if time.monotonic() > self.end:
+                raise _too_many(f"the breakpoints in B were not found within {self.seconds:g} s", gate, cap, budget)
+        return np.concatenate(chunks)
 
 
 def _too_many(what: str, gate: float, cap: float, reached: float) -> UsageError:

@@ -38,7 +38,7 @@ def compile_cached(jit: Callable[..., Any], function: Callable[..., Any], **opti
         return jit(**options)(function)
 
 
-def to_single(x):  # type: ignore[no-untyped-def]
+def to_single(x):
     """Round to float32; what :func:`asdsim.rules.asd.single` is in compiled code."""
     return np.float64(np.float32(x))
 
@@ -65,7 +65,7 @@ def helper(function: Callable[..., Any]) -> Any:
     """
     import numba
 
-    return compile_cached(numba.njit, function, _nrt=False)
+    return compile_cached(numba.njit, function, _nrt=False, forceinline=True)
 
 
 def is_cached(module: Any, reading: Reading) -> bool:

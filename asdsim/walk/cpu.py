@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
 
 from ..rules import asd as rule
 from ..rules.asd import BUDGET, CAP, GATE, Reading
-from . import request
+from ..trace.graph import GraphArrays
 from .compiled import compile_cached, compiled_rule, helper, named, python_rule
 from .request import (
     ACCEPTED,
@@ -35,38 +37,38 @@ from .request import (
     walk_request,
 )
 
+Settings = tuple[npt.NDArray[np.float64], ...]
 
-def walk_settings(  # type: ignore[no-untyped-def]
-    first, last, budget, gate, cap, off_trace,
-    root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
-    path_ptr, path_step, align_ptr, align_step, counts, spent, edge, histogram,
-):  # fmt: skip
+SHARES = 4
+"""Shares of the settings that each thread gets, so that a slow share leaves no thread idle for long."""
+
+
+def walk_settings(graph, first, last, budget, gate, cap, off_trace, counts, spent, edge, histogram):
     """Walk every request under the settings ``first .. last - 1``; see :func:`asdsim.walk.sweep.walk_grid`."""
     width = histogram.shape[1]
-    scratch = np.zeros(width, np.int32)
+    bins = np.zeros(width, np.int32)
     for setting in range(first, last):
-        for one in range(root.shape[0]):
+        for request in range(graph.root.shape[0]):
             for k in range(width):
-                scratch[k] = 0
-            at_end, last, steps, offered, taken, tokens, relaxed, refused, left = walk_request(
-                one, budget[setting], gate[setting], cap[setting], off_trace,
-                root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
-                path_ptr, path_step, align_ptr, align_step, scratch,
+                bins[k] = 0
+            at_end, last_edge, steps, offered, taken, tokens, relaxed, refused, left = walk_request(
+                graph, request, budget[setting], gate[setting], cap[setting], off_trace,
+                graph.root[request], 0, 0, 0.0, bins,
             )  # fmt: skip
-            spent[setting, one] = at_end
-            edge[setting, one] = last
-            counts[setting, one, STEPS] = steps
-            counts[setting, one, DRAFTED] = offered
-            counts[setting, one, ACCEPTED] = taken
-            counts[setting, one, TOKENS] = tokens
-            counts[setting, one, RELAXED] = relaxed
-            counts[setting, one, BY_GATE] = refusals(refused, GATE)
-            counts[setting, one, BY_BUDGET] = refusals(refused, BUDGET)
-            counts[setting, one, BY_CAP] = refusals(refused, CAP)
-            counts[setting, one, LEFT] = left
+            spent[setting, request] = at_end
+            edge[setting, request] = last_edge
+            counts[setting, request, STEPS] = steps
+            counts[setting, request, DRAFTED] = offered
+            counts[setting, request, ACCEPTED] = taken
+            counts[setting, request, TOKENS] = tokens
+            counts[setting, request, RELAXED] = relaxed
+            counts[setting, request, BY_GATE] = refusals(refused, GATE)
+            counts[setting, request, BY_BUDGET] = refusals(refused, BUDGET)
+            counts[setting, request, BY_CAP] = refusals(refused, CAP)
+            counts[setting, request, LEFT] = left
             if off_trace != STOP or left == 0:
                 for k in range(width):
-                    histogram[setting, k] += scratch[k]
+                    histogram[setting, k] += bins[k]
 
 
 @cache
@@ -88,14 +90,13 @@ def python_kernel(reading: Reading) -> Any:
 
 
 def run(
-    arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, reading: Reading, threads: int = 0
-) -> tuple[Any, ...]:
+    graph: GraphArrays, settings: Settings, off_trace: int, reading: Reading, threads: int = 0
+) -> tuple[npt.NDArray[Any], ...]:
     """Walk all settings.
 
     Parameters
     ----------
-    arrays : tuple of ndarray
-        The graph, in the order of ``walk_request``'s arguments from ``root`` to ``align_step``.
+    graph : GraphArrays
     settings : tuple of float64 (n,)
         B, g, M.
     off_trace : int
@@ -111,34 +112,30 @@ def run(
     edge : int64 (n, R)
     histogram : int64 (n, largest K + 1)
     """
-    return run_with(kernel(reading), arrays, settings, off_trace, threads)
+    return run_with(kernel(reading), graph, settings, off_trace, threads)
 
 
 def run_with(
-    compiled: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, threads: int
-) -> tuple[Any, ...]:
+    compiled: Any, graph: GraphArrays, settings: Settings, off_trace: int, threads: int
+) -> tuple[npt.NDArray[Any], ...]:
     """Walk all settings with a given form of ``walk_settings``."""
-    number, requests = len(settings[0]), len(arrays[0])
-    width = int(arrays[2].max(initial=0)) + 1
+    number, requests = len(settings[0]), len(graph.root)
+    width = int(graph.drafted.max(initial=0)) + 1
     counts = np.zeros((number, requests, NUM_COUNTS), np.int32)
     spent = np.zeros((number, requests), np.float64)
     edge = np.full((number, requests), -1, np.int64)
     histogram = np.zeros((number, width), np.int64)
 
     def share(first: int, last: int) -> None:
-        compiled(first, last, *settings, off_trace, *arrays, counts, spent, edge, histogram)
+        compiled(graph, first, last, *settings, off_trace, counts, spent, edge, histogram)
 
     workers = max(1, min(threads or len(os.sched_getaffinity(0)), number))
-    bounds = np.linspace(0, number, 4 * workers + 1).astype(int) if workers > 1 else np.array([0, number])
     if workers == 1:
         share(0, number)
-    else:
-        with ThreadPoolExecutor(workers) as pool:
-            for done in [
-                pool.submit(share, int(lo), int(hi)) for lo, hi in zip(bounds, bounds[1:], strict=False) if lo < hi
-            ]:
-                done.result()
+        return counts, spent, edge, histogram
+    bounds = np.linspace(0, number, SHARES * workers + 1).astype(int)
+    with ThreadPoolExecutor(workers) as pool:
+        shares = [pool.submit(share, int(lo), int(hi)) for lo, hi in pairwise(bounds) if lo < hi]
+        for done in shares:
+            done.result()
     return counts, spent, edge, histogram
-
-
-__all__ = ["kernel", "python_kernel", "request", "run", "run_with"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -24,18 +23,32 @@ import numpy.typing as npt
 
 from ..rules import asd as rule
 from ..rules.asd import BUDGET, CAP, GATE, Reading
-from .boxes import BASE_ACCEPTED, BASE_STEPS, BASE_TOKENS, EXACT, HISTOGRAM, KEPT, LOST_STEPS, LOST_TOKENS
+from ..trace.graph import GraphArrays
+from .compiled import to_single
 from .request import (
     ACCEPTED,
+    BASE_ACCEPTED,
+    BASE_STEPS,
+    BASE_TOKENS,
     BY_BUDGET,
     BY_CAP,
     BY_GATE,
     DRAFTED,
+    EXACT,
+    HISTOGRAM,
+    KEPT,
     LEFT,
+    LOST_STEPS,
+    LOST_TOKENS,
     NUM_COUNTS,
+    PAIRED,
     RELAXED,
     STEPS,
     STOP,
+    STRICT_ACCEPTED,
+    STRICT_EXACT,
+    STRICT_STEPS,
+    STRICT_TOKENS,
     TOKENS,
     go_on,
     refusals,
@@ -50,6 +63,8 @@ MAX_REGISTERS = 64
 
 MAX_ROWS = 65535
 """Requests of one launch: what CUDA allows as the second extent of a grid."""
+
+INT32_BYTES = 4
 
 CHUNK_BYTES = 256 << 20
 """Device memory for the ledgers of one chunk of settings."""
@@ -77,47 +92,43 @@ def why_unavailable() -> str:
     return "" if cuda.is_available() else "the driver reports no device, or the CUDA toolkit is not installed"
 
 
-def pair_kernel(  # type: ignore[no-untyped-def]
-    first, budget, gate, cap, off_trace,
-    root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
-    path_ptr, path_step, align_ptr, align_step, counts, spent, edge, histogram,
-):  # fmt: skip
+def pair_kernel(graph, first, budget, gate, cap, off_trace, counts, spent, edge, histogram):
     """Walk one pair per thread, from request ``first`` on; outputs are indexed [request, .., setting]."""
     setting = cuda.grid(1)
-    one = first + cuda.blockIdx.y
+    request = first + cuda.blockIdx.y
     if setting >= budget.shape[0]:
         return
-    at_end, last, steps, offered, taken, tokens, relaxed, refused, left = walk_request(
-        one, budget[setting], gate[setting], cap[setting], off_trace,
-        root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
-        path_ptr, path_step, align_ptr, align_step, histogram[one, :, setting],
+    at_end, last_edge, steps, offered, taken, tokens, relaxed, refused, left = walk_request(
+        graph, request, budget[setting], gate[setting], cap[setting], off_trace,
+        graph.root[request], 0, 0, 0.0, histogram[request, :, setting],
     )  # fmt: skip
-    spent[one, setting] = at_end
-    edge[one, setting] = last
-    counts[one, STEPS, setting] = steps
-    counts[one, DRAFTED, setting] = offered
-    counts[one, ACCEPTED, setting] = taken
-    counts[one, TOKENS, setting] = tokens
-    counts[one, RELAXED, setting] = relaxed
-    counts[one, BY_GATE, setting] = refusals(refused, GATE)
-    counts[one, BY_BUDGET, setting] = refusals(refused, BUDGET)
-    counts[one, BY_CAP, setting] = refusals(refused, CAP)
-    counts[one, LEFT, setting] = left
+    spent[request, setting] = at_end
+    edge[request, setting] = last_edge
+    counts[request, STEPS, setting] = steps
+    counts[request, DRAFTED, setting] = offered
+    counts[request, ACCEPTED, setting] = taken
+    counts[request, TOKENS, setting] = tokens
+    counts[request, RELAXED, setting] = relaxed
+    counts[request, BY_GATE, setting] = refusals(refused, GATE)
+    counts[request, BY_BUDGET, setting] = refusals(refused, BUDGET)
+    counts[request, BY_CAP, setting] = refusals(refused, CAP)
+    counts[request, LEFT, setting] = left
 
 
-def sum_kernel(  # type: ignore[no-untyped-def]
-    first, budget, gate, cap, off_trace, strict,
-    root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
-    path_ptr, path_step, align_ptr, align_step, sums, spent,
-):  # fmt: skip
+def sum_kernel(graph, first, budget, gate, cap, off_trace, strict, sums, spent):
     """Walk one pair per thread, from request ``first`` on; add to its setting's sums, int64 [column, setting].
 
-    Columns as in :mod:`asdsim.walk.boxes`.
+    Columns as in :mod:`asdsim.walk.request`.
 
-    The steps of a thread by accepted draft tokens are counted in shared memory.
+    The steps of a thread by accepted draft tokens are counted in shared memory, a slot of bins for each thread::
+
+        thread 0              thread 1              thread 2
+        |bin 0 .. bin K|(pad)|bin 0 .. bin K|(pad)|bin 0 ..
+
+    Steps and accepted draft tokens follow from the bins, which spares two registers of the walk.
     """
     setting = cuda.grid(1)
-    one = first + cuda.blockIdx.y
+    request = first + cuda.blockIdx.y
     thread = cuda.threadIdx.x
     shared = cuda.shared.array(0, int32)
     width = sums.shape[0] - HISTOGRAM
@@ -128,14 +139,12 @@ def sum_kernel(  # type: ignore[no-untyped-def]
     if setting >= budget.shape[0]:
         return
     at_end, _, _, offered, _, tokens, relaxed, refused, left = walk_request(
-        one, budget[setting], gate[setting], cap[setting], off_trace,
-        root, limit, drafted, mm_ptr, mm_pos, mm_score, mm_charge, edge_next, edge_accepted, edge_tokens,
-        path_ptr, path_step, align_ptr, align_step, bins,
-    )  # fmt: skip
+        graph, request, budget[setting], gate[setting], cap[setting], off_trace, graph.root[request], 0, 0, 0.0, bins
+    )
     if off_trace == STOP and left > 0:
-        spent[one, setting] = -1.0
+        spent[request, setting] = -1.0
         return
-    spent[one, setting] = at_end
+    spent[request, setting] = at_end
     steps, taken = 0, 0
     for a in range(width):
         steps += bins[a]
@@ -151,10 +160,11 @@ def sum_kernel(  # type: ignore[no-untyped-def]
     cuda.atomic.add(sums, (KEPT, setting), 1)
     if left == 0:
         cuda.atomic.add(sums, (EXACT, setting), 1)
-    if strict[one, 0] > 0:
-        cuda.atomic.add(sums, (BASE_STEPS, setting), strict[one, 1])
-        cuda.atomic.add(sums, (BASE_ACCEPTED, setting), strict[one, 2])
-        cuda.atomic.add(sums, (BASE_TOKENS, setting), strict[one, 3])
+    if strict[request, STRICT_EXACT] > 0:
+        cuda.atomic.add(sums, (PAIRED, setting), 1)
+        cuda.atomic.add(sums, (BASE_STEPS, setting), strict[request, STRICT_STEPS])
+        cuda.atomic.add(sums, (BASE_ACCEPTED, setting), strict[request, STRICT_ACCEPTED])
+        cuda.atomic.add(sums, (BASE_TOKENS, setting), strict[request, STRICT_TOKENS])
     else:
         cuda.atomic.add(sums, (LOST_STEPS, setting), steps)
         cuda.atomic.add(sums, (LOST_TOKENS, setting), tokens)
@@ -163,11 +173,16 @@ def sum_kernel(  # type: ignore[no-untyped-def]
             cuda.atomic.add(sums, (HISTOGRAM + a, setting), bins[a])
 
 
-def spread_kernel(spent, above, total, highest, at_low, at_high):  # type: ignore[no-untyped-def]
+def ledger_kernel(spent, above, total, highest, at_low, at_high):
     """Summarise the ledgers float64 [request, setting] of one setting per thread; -1 stands for a request left out.
 
     ``above`` (int64, requests + 1) says how many ledgers are larger than the lower of the two between which the
-    percentile falls, by how many there are. The largest are found one distinct value after another.
+    percentile falls, by how many there are. The largest are found one distinct value after another, since no thread has
+    room to sort in: with two ledgers above it, the walk down is ::
+
+        9.0   8.5   8.5   6.0 | 5.5 ...
+        ^ 1 larger               larger = 0 at 9.0, same = 1
+              ^     ^ 2 more     larger = 1 at 8.5, same = 2: place 2 is among them: both ends are 8.5
     """
     setting = cuda.grid(1)
     if setting >= spent.shape[1]:
@@ -202,12 +217,7 @@ def spread_kernel(spent, above, total, highest, at_low, at_high):  # type: ignor
     at_high[setting] = at_over if over > 0 else value
 
 
-def to_single(x):  # type: ignore[no-untyped-def]
-    """Round to float32; what :func:`asdsim.rules.asd.single` is in compiled code."""
-    return np.float64(np.float32(x))
-
-
-KERNELS: dict[str, Callable[..., Any]] = {"pairs": pair_kernel, "sums": sum_kernel, "spread": spread_kernel}
+KERNELS: dict[str, Callable[..., Any]] = {"pairs": pair_kernel, "sums": sum_kernel, "ledgers": ledger_kernel}
 """Kernels by name."""
 
 
@@ -229,9 +239,9 @@ def device_source(name: str, reading: Reading) -> Any:
 
     block = rule.bind(rule.accept_block, judge=rule.judge_of(reading, device))
     settle = device(rule.settle_of(reading.semantics, device(to_single)))
-    one = rule.bind(walk_request, accept_block=device(block), settle=settle, go_on=device(rule.bind(go_on)))
+    walk = rule.bind(walk_request, accept_block=device(block), settle=settle, go_on=device(rule.bind(go_on)))
     return rule.bind(
-        KERNELS[name], walk_request=device(one), refusals=device(rule.bind(refusals)), cuda=cuda, int32=types.int32
+        KERNELS[name], walk_request=device(walk), refusals=device(rule.bind(refusals)), cuda=cuda, int32=types.int32
     )
 
 
@@ -241,21 +251,21 @@ def _to_device(arrays: tuple[Any, ...]) -> list[Any]:
     return [cuda.to_device(array if array.size else np.zeros(1, array.dtype)) for array in arrays]
 
 
-def run(arrays: tuple[Any, ...], settings: tuple[Any, ...], off_trace: int, reading: Reading) -> tuple[Any, ...]:
+def run(graph: GraphArrays, settings: tuple[Any, ...], off_trace: int, reading: Reading) -> tuple[Any, ...]:
     """Walk all settings on the current device; parameters and results as :func:`asdsim.walk.cpu.run`."""
-    number, requests = len(settings[0]), len(arrays[0])
-    width = int(arrays[2].max(initial=0)) + 1
+    number, requests = len(settings[0]), len(graph.root)
+    width = int(graph.drafted.max(initial=0)) + 1
     counts = np.zeros((requests, NUM_COUNTS, number), np.int32)
     spent = np.zeros((requests, number), np.float64)
     edge = np.full((requests, number), -1, np.int64)
     steps = np.zeros((requests, width, number), np.int32)
     if requests and number:
         outputs = _to_device((counts, spent, edge, steps))
-        inputs = _to_device((*settings, *arrays))
+        axes, graph_there = _to_device(settings), GraphArrays(*_to_device(graph))
         threads = min(THREADS, number)
-        for at in range(0, requests, MAX_ROWS):
-            blocks = (-(-number // threads), min(MAX_ROWS, requests - at))
-            kernel("pairs", reading)[blocks, threads](at, *inputs[:3], off_trace, *inputs[3:], *outputs)
+        for first in range(0, requests, MAX_ROWS):
+            blocks = (-(-number // threads), min(MAX_ROWS, requests - first))
+            kernel("pairs", reading)[blocks, threads](graph_there, first, *axes, off_trace, *outputs)
         for host, device in zip((counts, spent, edge, steps), outputs, strict=True):
             device.copy_to_host(host)
     counted = (counts[:, LEFT] == 0) | (off_trace != STOP)
@@ -274,7 +284,7 @@ class Totals:
 
     Attributes
     ----------
-    sums : int64 (columns of :mod:`asdsim.walk.boxes`, n)
+    sums : int64 (columns of :mod:`asdsim.walk.request`, n)
     spent, highest, at_low, at_high : float64 (n,)
         Sum and maximum of the ledgers, and the two between which the percentile falls; -1 where no request counts.
     """
@@ -287,7 +297,7 @@ class Totals:
 
 
 def sum_settings(
-    arrays: tuple[Any, ...],
+    graph: GraphArrays,
     settings: tuple[Any, ...],
     off_trace: int,
     reading: Reading,
@@ -299,137 +309,44 @@ def sum_settings(
 
     Parameters
     ----------
-    arrays, settings, off_trace, reading
+    graph, settings, off_trace, reading
         As for :func:`run`.
     strict : int32 (R, 4)
-        Of strict matching: whether its walk is exact; its steps, accepted draft tokens and tokens.
+        Of strict matching, in the columns ``STRICT_EXACT`` .. ``STRICT_TOKENS`` of :mod:`asdsim.walk.request`.
     above : int64 (R + 1,)
         By the number of ledgers, how many are larger than the lower one of those that the percentile falls between.
     """
     from numba import cuda
 
-    number, requests = len(settings[0]), len(arrays[0])
-    width = int(arrays[2].max(initial=0)) + 1
+    number, requests = len(settings[0]), len(graph.root)
+    width = int(graph.drafted.max(initial=0)) + 1
     out = Totals(np.zeros((HISTOGRAM + width, number), np.int64), *(np.zeros(number) for _ in range(4)))
     if not requests or not number:
         for values in (out.highest, out.at_low, out.at_high):
             values[:] = -1.0
         return out
-    graph, strict_there, above_there = _to_device(arrays), cuda.to_device(strict), cuda.to_device(above)
+    graph_there, strict_there, above_there = (
+        GraphArrays(*_to_device(graph)), cuda.to_device(strict), cuda.to_device(above),
+    )  # fmt: skip
     size = max(THREADS, CHUNK_BYTES // (8 * requests) // THREADS * THREADS)
     for first in range(0, number, size):
-        part = slice(first, min(first + size, number))
-        chunk = part.stop - part.start
-        axes = _to_device(tuple(np.ascontiguousarray(values[part]) for values in settings))
+        chunk = min(size, number - first)
+        here = slice(first, first + chunk)
+        axes = _to_device(tuple(np.ascontiguousarray(values[here]) for values in settings))
         sums = cuda.to_device(np.zeros((HISTOGRAM + width, chunk), np.int64))
         spent = cuda.device_array((requests, chunk), np.float64)
         ends = [cuda.device_array(chunk, np.float64) for _ in range(4)]
         threads = min(THREADS, chunk)
         blocks = -(-chunk // threads)
-        for at in range(0, requests, MAX_ROWS):
-            rows = min(MAX_ROWS, requests - at)
-            kernel("sums", reading)[(blocks, rows), threads, 0, 4 * threads * (width | 1)](
-                at, *axes, off_trace, strict_there, *graph, sums, spent
+        for row in range(0, requests, MAX_ROWS):
+            rows = min(MAX_ROWS, requests - row)
+            kernel("sums", reading)[(blocks, rows), threads, 0, INT32_BYTES * threads * (width | 1)](
+                graph_there, row, *axes, off_trace, strict_there, sums, spent
             )
-        kernel("spread", reading)[blocks, threads](spent, above_there, *ends)
-        out.sums[:, part] = sums.copy_to_host()
+        kernel("ledgers", reading)[blocks, threads](spent, above_there, *ends)
+        out.sums[:, here] = sums.copy_to_host()
         for host, device in zip((out.spent, out.highest, out.at_low, out.at_high), ends, strict=True):
-            host[part] = device.copy_to_host()
+            host[here] = device.copy_to_host()
         if progress:
             progress(chunk)
     return out
-
-
-@dataclass(frozen=True)
-class MachineCode:
-    """What the assembler says of a kernel, per thread.
-
-    Attributes
-    ----------
-    registers : int
-        Registers of 32 bits.
-    spill_stores, spill_loads, stack : int
-        Bytes of local memory: registers that did not fit, and frames.
-    ptx : str
-        The code before assembly.
-    cubin : bytes
-        Machine code.
-    """
-
-    registers: int
-    spill_stores: int
-    spill_loads: int
-    stack: int
-    ptx: str
-    cubin: bytes
-
-
-def known_capabilities() -> list[tuple[int, int]]:
-    """Return the compute capabilities that the installed toolkit compiles for."""
-    from numba.cuda.cudadrv import nvrtc
-
-    return [tuple(one) for one in nvrtc.get_supported_ccs()]  # type: ignore[attr-defined]
-
-
-def machine_code(name: str, reading: Reading, capability: tuple[int, int]) -> MachineCode:
-    """Compile a kernel for a GPU that need not be present: NVVM to PTX, nvJitLink to machine code.
-
-    Needs the packages of the extras ``cuda12`` or ``cuda13``, no driver and no toolkit of the system.
-
-    Parameters
-    ----------
-    name : str
-        A key of :data:`KERNELS`.
-    reading : Reading
-    capability : (int, int)
-        Compute capability, for example (9, 0).
-
-    Raises
-    ------
-    RuntimeError
-        Where the simulator is on: it compiles nothing.
-    """
-    if simulating():
-        raise RuntimeError("NUMBA_ENABLE_CUDASIM=1 runs kernels as Python; unset it to compile them")
-    from cuda.core import Linker, LinkerOptions, ObjectCode
-    from numba import cuda
-
-    ptx, _ = cuda.compile_ptx(device_source(name, reading), _signature(name), cc=capability)
-    options = LinkerOptions(
-        arch="sm_{}{}".format(*capability), verbose=True, max_register_count=MAX_REGISTERS
-    )  # as in `kernel`
-    linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
-    cubin = linker.link("cubin").code
-    log = linker.get_info_log()
-
-    def number(pattern: str) -> int:
-        found = re.findall(pattern, log)
-        if not found:
-            raise RuntimeError(f"the assembler's report lacks {pattern!r}: {log[-400:]}")
-        return max(map(int, found))
-
-    return MachineCode(
-        registers=number(r"Used (\d+) registers"),
-        spill_stores=number(r"(\d+) bytes spill stores"),
-        spill_loads=number(r"(\d+) bytes spill loads"),
-        stack=number(r"(\d+) bytes stack frame"),
-        ptx=ptx,
-        cubin=bytes(cubin),
-    )
-
-
-def _signature(name: str) -> tuple[Any, ...]:
-    from numba import types
-
-    def array(dtype: Any, dims: int = 1) -> Any:
-        return types.Array(dtype, dims, "C")
-
-    i32, i64, f64 = array(types.int32), array(types.int64), array(types.float64)
-    graph = (i32, i32, i32, i64, i32, f64, f64, i32, i32, i32, i64, i32, i64, i32)
-    if name == "spread":
-        return (array(types.float64, 2), i64, f64, f64, f64, f64)
-    if name == "sums":
-        outputs: tuple[Any, ...] = (array(types.int64, 2), array(types.float64, 2))
-        return (types.int64, f64, f64, f64, types.int64, array(types.int32, 2), *graph, *outputs)
-    outputs = (array(types.int32, 3), array(types.float64, 2), array(types.int64, 2), array(types.int32, 3))
-    return (types.int64, f64, f64, f64, types.int64, *graph, *outputs)

@@ -10,10 +10,7 @@ import numpy.typing as npt
 from ..rules.settings import Grid
 from ..trace.graph import Graph
 from .request import STEPS
-from .sweep import CHUNK_BYTES, walk_grid
-
-PAIR_BYTES = 52
-"""Per-pair results of one walk: nine counts, a ledger and an edge."""
+from .sweep import settings_at_once, walk_grid
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ def demand_of(graph: Graph, grids: list[Grid], *, device: str = "auto", threads:
     exact = np.zeros(graph.num_requests, np.int64)
     steps = np.zeros(graph.num_requests, np.int64)
     for grid in grids:
-        size = max(1, CHUNK_BYTES // max(1, graph.num_requests * PAIR_BYTES))
+        size = settings_at_once(graph.num_requests)
         for first in range(0, len(grid), size):
             walks = walk_grid(graph, grid[first : first + size], device=device, threads=threads)
             exact += walks.exact.sum(axis=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,11 +9,10 @@ import numpy.typing as npt
 
 from ..rules.settings import Grid
 from ..trace.graph import Graph
-from . import boxes, cuda
+from . import cuda
 from . import request as columns
-from .product import Sums
-
-QUANTILE = 0.95
+from .ledgers import between, place_of
+from .sums import GridSums, strict_columns
 
 
 def sum_on_device(
@@ -23,33 +21,25 @@ def sum_on_device(
     mode: int,
     strict: npt.NDArray[np.int32],
     progress: Callable[[int], None] | None = None,
-) -> Sums:
+) -> GridSums:
     """Walk a grid on the current CUDA device and add up over requests there; parameters as for ``sum_product``."""
-    exact = (strict[:, columns.LEFT] == 0).astype(np.int32)
-    picked = strict[:, [columns.STEPS, columns.ACCEPTED, columns.TOKENS]]
-    paired = np.ascontiguousarray(np.concatenate([exact[:, None], picked], axis=1), np.int32)
-    places = [QUANTILE * max(number - 1, 0) for number in range(graph.num_requests + 1)]
-    above = np.array([max(0, number - 1 - math.floor(at)) for number, at in enumerate(places)], np.int64)
+    places = [place_of(number) for number in range(graph.num_requests + 1)]
+    above = np.array([max(0, number - 1 - below) for number, (below, _) in enumerate(places)], np.int64)
     settings = tuple(np.ascontiguousarray(axis, np.float64) for axis in (grid.budget, grid.gate, grid.cap))
-    arrays = (
-        graph.root, graph.limit, graph.drafted, graph.mm_ptr, graph.mm_pos, graph.mm_score, graph.mm_charge,
-        graph.edge_next, graph.edge_accepted, graph.edge_tokens,
-        graph.path_ptr, graph.path_step, graph.align_ptr, graph.align_step,
-    )  # fmt: skip
-    made = cuda.sum_settings(arrays, settings, mode, grid.reading, paired, above, progress)
-    sums, kept = made.sums, made.sums[boxes.KEPT]
+    totals = cuda.sum_settings(graph.arrays, settings, mode, grid.reading, strict_columns(strict), above, progress)
+    sums, kept = totals.sums, totals.sums[columns.KEPT]
     none = kept == 0
-    part = np.array([at - math.floor(at) for at in places])[kept]
-    at_high = np.where(part > 0.0, made.at_high, made.at_low)
-    p95 = made.at_low + part * (at_high - made.at_low)
-    return Sums(
+    fraction = np.array([fraction for _, fraction in places])[kept]
+    p95 = between(totals.at_low, np.where(fraction > 0.0, totals.at_high, totals.at_low), fraction)
+    return GridSums(
         counts=sums[: columns.NUM_COUNTS],
-        histogram=np.ascontiguousarray(sums[boxes.HISTOGRAM :].T),
+        histogram=np.ascontiguousarray(sums[columns.HISTOGRAM :].T),
         kept=kept,
-        exact=sums[boxes.EXACT],
-        base=sums[[boxes.BASE_STEPS, boxes.BASE_ACCEPTED, boxes.BASE_TOKENS]],
-        same=sums[[columns.STEPS, columns.TOKENS]] - sums[[boxes.LOST_STEPS, boxes.LOST_TOKENS]],
-        spent=made.spent,
-        highest=np.where(none, np.nan, made.highest),
+        exact=sums[columns.EXACT],
+        paired=sums[columns.PAIRED],
+        base=sums[[columns.BASE_STEPS, columns.BASE_ACCEPTED, columns.BASE_TOKENS]],
+        same=sums[[columns.STEPS, columns.TOKENS]] - sums[[columns.LOST_STEPS, columns.LOST_TOKENS]],
+        spent=totals.spent,
+        highest=np.where(none, np.nan, totals.highest),
         p95=np.where(none, np.nan, p95),
     )

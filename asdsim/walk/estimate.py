@@ -22,26 +22,23 @@ import numpy.typing as npt
 
 from ..rules.settings import Grid
 from ..trace.graph import END, MISSING, Graph
-from .request import ACCEPTED, STEPS, TOKENS
-from .sweep import walk_grid
+from .off_trace import OFF_TRACE, off_trace_mode
+from .request import ACCEPTED, LEFT, STEPS, TOKENS
+from .sweep import Walks, walk_grid
 
-ESTIMATORS = {
-    "aligned": "the captured step nearest to the position reached",
-    "recorded": "the next captured step",
-    "pooled": "captured steps drawn from those whose predecessor ended in the same way, averaged over many draws",
-}
+ESTIMATORS = {name: mode.how for name, mode in OFF_TRACE.items() if mode.estimate}
 """Ways to go on at a prefix that was not captured."""
 
 DRAWS = 32
 SEED = 0
 
 
-def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int = SEED) -> Graph:
+def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int | np.random.Generator = SEED) -> Graph:
     """Return a graph in which every request occurs ``draws`` times, each with its own random continuations.
 
     Request r of draw d is request ``d * R + r``. Captured steps keep their captured edges; a missing edge leads to a
     second copy of the steps, in which every edge leads to a drawn step. Steps in which the request ended, or that the
-    token limit cut short, are not drawn.
+    token limit cut short, are not drawn. One generator, handed in draw after draw, gives the draws of one call.
     """
     steps, requests = graph.num_steps, graph.num_requests
     place = np.arange(steps)
@@ -67,8 +64,6 @@ def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int = SEED) -> Graph:
         follow.append(drawn[edges:])
     copies = 2 * draws
     mismatches = len(graph.mm_pos)
-    length = np.diff(graph.align_ptr).astype(np.int32)
-    ends = np.where(length > 0, np.minimum(graph.limit, length), graph.limit)
     shifts = np.repeat(np.arange(draws), requests)
 
     def many(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -80,7 +75,7 @@ def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int = SEED) -> Graph:
         root=np.where(np.tile(graph.root, draws) >= 0, np.tile(graph.root, draws) + 2 * steps * shifts, END).astype(
             np.int32
         ),
-        limit=np.tile(ends, draws).astype(np.int32),
+        limit=np.tile(_captured_tokens(graph), draws),
         step_request=many(graph.step_request),
         drafted=many(graph.drafted),
         start=many(graph.start),
@@ -104,22 +99,108 @@ def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int = SEED) -> Graph:
 
 def _pools(graph: Graph, first: npt.NDArray[np.int64]) -> dict[bool, npt.NDArray[np.int32]]:
     """Return the captured steps that may be drawn, by whether the step before them was accepted whole."""
-    found: dict[bool, list[int]] = {False: [], True: []}
-    for r in range(graph.num_requests):
-        path = graph.path_step[graph.path_ptr[r] : graph.path_ptr[r + 1]]
-        for before, step in zip(path[:-1], path[1:], strict=True):
-            if graph.edge_next[first[step]] == END or graph.start[step] + graph.drafted[step] + 1 > graph.limit[r]:
-                continue
-            whole = graph.start[step] - graph.start[before] == graph.drafted[before] + 1
-            found[bool(whole)].append(int(step))
-    pools = {key: np.array(steps, np.int32) for key, steps in found.items()}
+    request = np.repeat(np.arange(graph.num_requests), np.diff(graph.path_ptr))
+    before, step = graph.path_step[:-1], graph.path_step[1:]
+    drawable = request[:-1] == request[1:]
+    drawable &= graph.edge_next[first[step]] != END
+    drawable &= graph.start[step] + graph.drafted[step] + 1 <= graph.limit[request[1:]]
+    whole = graph.start[step] - graph.start[before] == graph.drafted[before] + 1
+    pools = {key: step[drawable & (whole == key)].astype(np.int32) for key in (False, True)}
     for key in (False, True):
         if not len(pools[key]):
             pools[key] = pools[not key]
     return pools
 
 
-def estimate(graph: Graph, grid: Grid, name: str, *, draws: int = DRAWS, seed: int = SEED) -> npt.NDArray[np.float64]:
+def drawn_walks(graph: Graph, pooled: Graph, grid: Grid, true: Walks, *, device: str, threads: int) -> Walks:
+    """Walk a grid with random continuations; where nothing is missing every draw is the true walk.
+
+    Parameters
+    ----------
+    graph : Graph
+    pooled : Graph
+        :func:`pooled_graph` of it, of any number of draws.
+    grid : Grid
+    true : Walks
+        The grid as captured, (n, R).
+    device, threads
+        As for :func:`asdsim.walk.sweep.walk_grid`.
+
+    Returns
+    -------
+    Walks
+        (n, draws * R), request r of draw d in column ``d * R + r``. ``LEFT`` of the counts is that of the true walk, so
+        that ``exact`` says what is captured. ``edge`` names edges of the pooled graph, and no output.
+    """
+    # Only where there is no step to draw does an edge of the pooled graph lead nowhere.
+    walks = walk_grid(pooled, grid, off_trace="aligned", device=device, threads=threads)
+    draws = walks.spent.shape[1] // max(1, graph.num_requests)
+    exact = np.tile(true.exact, (1, draws))
+    # A drawn walk ends where the captured output ended, an exact one where it ends.
+    counts = np.where(exact[..., None], np.tile(true.counts, (1, draws, 1)), walks.counts)
+    counts[..., LEFT] = np.tile(true.counts[..., LEFT], (1, draws))
+    spent = np.where(exact, np.tile(true.spent, (1, draws)), walks.spent)
+    return Walks(counts, spent, walks.edge, walks.histogram + draws * _beyond(graph, grid, true))
+
+
+def mean_walks(
+    graph: Graph, grid: Grid, true: Walks, *, draws: int = DRAWS, seed: int = SEED, device: str = "auto",
+    threads: int = 0,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:  # fmt: skip
+    """Average walks over draws, where they leave the trace; elsewhere they are the true ones.
+
+    Parameters
+    ----------
+    graph, grid, true, device, threads
+        As for :func:`drawn_walks`.
+    draws, seed : int
+        As for :func:`pooled_graph`. No more than one draw is in memory.
+
+    Returns
+    -------
+    counts : float64 (n, R, NUM_COUNTS)
+    spent : float64 (n, R)
+    """
+    counts, spent = np.zeros(true.counts.shape, np.int64), np.zeros(true.spent.shape)
+    rng = np.random.default_rng(seed)
+    for _ in range(draws if not true.exact.all() else 0):
+        walks = walk_grid(pooled_graph(graph, 1, rng), grid, off_trace="aligned", device=device, threads=threads)
+        counts += walks.counts
+        spent += walks.spent
+    exact = true.exact
+    return np.where(exact[..., None], true.counts, counts / draws), np.where(exact, true.spent, spent / draws)
+
+
+def _beyond(graph: Graph, grid: Grid, true: Walks) -> npt.NDArray[np.int64]:
+    """Return what exact walks add to the histogram behind the end of the captured output, where draws end."""
+    added = np.zeros_like(true.histogram)
+    ends = _captured_tokens(graph)
+    longer = true.exact & (true.counts[..., TOKENS] > ends)
+    for r in np.flatnonzero(longer.any(axis=0)):
+        rows = np.flatnonzero(longer[:, r])
+        part = replace(grid, budget=grid.budget[rows], gate=grid.gate[rows], cap=grid.cap[rows], axes={}, params=[])
+        whole, cut = (
+            walk_grid(_one_request(graph, int(r), limit), part, device="cpu", threads=1).histogram
+            for limit in (int(graph.limit[r]), int(ends[r]))
+        )
+        added[rows] += whole - cut
+    return added
+
+
+def _captured_tokens(graph: Graph) -> npt.NDArray[np.int32]:
+    """Return int32 (R,): tokens of each captured output, at most the limit."""
+    length = np.diff(graph.align_ptr).astype(np.int32)
+    return np.where(length > 0, np.minimum(graph.limit, length), graph.limit).astype(np.int32)
+
+
+def _one_request(graph: Graph, r: int, limit: int) -> Graph:
+    return replace(
+        graph, request_ids=graph.request_ids[r : r + 1], root=graph.root[r : r + 1], limit=np.array([limit], np.int32),
+        path_ptr=graph.path_ptr[r : r + 2], align_ptr=graph.align_ptr[r : r + 2],
+    )  # fmt: skip
+
+
+def estimate(graph: Graph, grid: Grid, name: str, *, seed: int = SEED) -> npt.NDArray[np.float64]:
     """Estimate a grid on a graph of captured paths.
 
     Returns
@@ -127,12 +208,9 @@ def estimate(graph: Graph, grid: Grid, name: str, *, draws: int = DRAWS, seed: i
     float64 (n, R, 4)
         Steps, accepted draft tokens, tokens and 1, per setting and request; averages over draws for ``pooled``.
     """
-    if name == "pooled":
-        counts = walk_grid(pooled_graph(graph, draws, seed), grid).counts
-        counts = counts.reshape(len(grid), draws, graph.num_requests, -1)
-        true = walk_grid(graph, grid)
-        mean = counts[..., [STEPS, ACCEPTED, TOKENS]].mean(axis=1)
-        picked = np.where(true.exact[..., None], true.counts[..., [STEPS, ACCEPTED, TOKENS]], mean)
+    if off_trace_mode(name, list(ESTIMATORS)).has_walks:
+        counts = walk_grid(graph, grid, off_trace=name).counts.astype(np.float64)
     else:
-        picked = walk_grid(graph, grid, off_trace=name).counts[..., [STEPS, ACCEPTED, TOKENS]].astype(np.float64)
+        counts, _ = mean_walks(graph, grid, walk_grid(graph, grid), seed=seed)
+    picked = counts[..., [STEPS, ACCEPTED, TOKENS]]
     return np.concatenate([picked, np.ones((*picked.shape[:2], 1))], axis=2)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ..rules import asd as rule
 from ..rules.settings import Policy
 from ..trace.graph import END, MISSING, Graph
+from .off_trace import off_trace_code
 from .request import go_on
-from .sweep import off_trace_code
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,7 @@ def visits(graph: Graph, policy: Policy, request: int, off_trace: str = "stop") 
         step = END if tokens >= limit else int(graph.edge_next[edge])
         if step == MISSING:
             exact = False
-            step = int(
-                go_on(
-                    mode, request, len(met), tokens,
-                    graph.path_ptr, graph.path_step, graph.align_ptr, graph.align_step,
-                )
-            )  # fmt: skip
+            step = int(go_on(graph, mode, request, len(met), tokens))
     return Path(met, exact)
 
 

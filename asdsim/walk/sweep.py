@@ -15,17 +15,22 @@ import numpy.typing as npt
 
 from ..errors import UsageError, unknown_name
 from ..rules.settings import Grid
-from ..stats import masked_quantile, ratio
+from ..stats import ratio
 from ..trace.graph import Graph
 from . import request as columns
 from .axes import axes_of
 from .compiled import COMPILING, is_cached
-from .product import Sums, sum_product
-from .request import ALIGNED, LEFT, NUM_COUNTS, RECORDED, STOP
+from .ledgers import percentile
+from .off_trace import off_trace_code
+from .product import sum_product
+from .request import LEFT, NUM_COUNTS
+from .sums import GridSums
 
-OFF_TRACE = {"stop": STOP, "aligned": ALIGNED, "recorded": RECORDED}
 DEVICES = ["auto", "cpu", "cuda", "reference", "python"]
 CHUNK_BYTES = 64 << 20
+PAIR_BYTES = 4 * NUM_COUNTS + 8 + 8
+"""Results of one walk: int32 counts, a ledger and an edge."""
+
 PAIRS_UP_TO = 100_000
 """Settings times steps of the trace up to which a sweep goes pair by pair; measured, see tests/bench."""
 
@@ -55,15 +60,6 @@ class Walks:
     def exact(self) -> npt.NDArray[np.bool_]:
         """(n, R): whether the walk met captured steps only."""
         return np.asarray(self.counts[:, :, LEFT] == 0)
-
-
-def arrays_of(graph: Graph) -> tuple[Any, ...]:
-    """Return the graph in the order of ``walk_request``'s arguments."""
-    return (
-        graph.root, graph.limit, graph.drafted, graph.mm_ptr, graph.mm_pos, graph.mm_score, graph.mm_charge,
-        graph.edge_next, graph.edge_accepted, graph.edge_tokens,
-        graph.path_ptr, graph.path_step, graph.align_ptr, graph.align_step,
-    )  # fmt: skip
 
 
 def choose_device(device: str) -> str:
@@ -108,7 +104,7 @@ def walk_grid(graph: Graph, grid: Grid, *, off_trace: str = "stop", device: str 
     mode = off_trace_code(off_trace)
     settings = tuple(np.ascontiguousarray(axis, np.float64) for axis in (grid.budget, grid.gate, grid.cap))
     chosen = choose_device(device)
-    arrays = arrays_of(graph)
+    arrays = graph.arrays
     if chosen == "cuda":
         from . import cuda
 
@@ -120,11 +116,9 @@ def walk_grid(graph: Graph, grid: Grid, *, off_trace: str = "stop", device: str 
     return Walks(*cpu.run(arrays, settings, mode, grid.reading, threads))
 
 
-def off_trace_code(name: str) -> int:
-    """Return the kernel's code of an ``off_trace`` name."""
-    if name not in OFF_TRACE:
-        raise unknown_name("off-trace mode", name, list(OFF_TRACE))
-    return OFF_TRACE[name]
+def settings_at_once(requests: int) -> int:
+    """Return how many settings to walk in one piece: their results for each request fill ``CHUNK_BYTES``."""
+    return max(1, CHUNK_BYTES // max(1, requests * PAIR_BYTES))
 
 
 Walker = Callable[[Grid], Walks]
@@ -132,7 +126,13 @@ Progress = Callable[[int], None]
 
 
 def sweep(
-    walk: Walker, grid: Grid, num_requests: int, *, off_trace: str, progress: Progress | None = None
+    walk: Walker,
+    grid: Grid,
+    num_requests: int,
+    *,
+    off_trace: str,
+    strict: Walks | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
     """Walk a grid pair by pair, in chunks, and return one figure per setting.
 
@@ -146,6 +146,8 @@ def sweep(
         R.
     off_trace : str
         Under ``stop`` only exact requests count.
+    strict : Walks, optional
+        The baseline, one setting; by default strict matching by ``walk``.
     progress : callable, optional
         Called with the number of settings done in each chunk.
 
@@ -154,15 +156,15 @@ def sweep(
     dict of ndarray (n,)
         The figures of :data:`asdsim.evaluate.figures.COLUMNS`; ``acceptance_histogram`` is (n, largest K + 1).
     """
-    strict = walk(grid.strict)
-    size = max(1, CHUNK_BYTES // max(1, num_requests * (4 * NUM_COUNTS + 16)))
-    parts: list[dict[str, npt.NDArray[Any]]] = []
+    strict = walk(grid.strict) if strict is None else strict
+    size = settings_at_once(num_requests)
+    chunks: list[dict[str, npt.NDArray[Any]]] = []
     for first in range(0, len(grid), size):
         chunk = grid[first : first + size]
-        parts.append(figures_of(sums_of(walk(chunk), strict, off_trace), num_requests))
+        chunks.append(figures_of(sums_of(walk(chunk), strict, off_trace), num_requests))
         if progress:
             progress(len(chunk))
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([figures[name] for figures in chunks]) for name in chunks[0]}
 
 
 def sweep_graph(
@@ -173,6 +175,7 @@ def sweep_graph(
     device: str = "auto",
     threads: int = 0,
     by: str = "auto",
+    strict: Walks | None = None,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
@@ -184,8 +187,10 @@ def sweep_graph(
     grid : Grid
     off_trace, device, threads
         As for :func:`walk_grid`.
-    by : {"auto", "pairs", "lanes", "boxes"}
+    by : {"auto", "pairs", "recorded", "boxes"}
         On a CPU: pair by pair, or, for a product of B, g and M, as :mod:`asdsim.walk.product` does.
+    strict : Walks, optional
+        The baseline, one setting in the same mode; by default strict matching on this graph.
     progress : callable, optional
         Called with the number of settings done.
     note : callable, optional
@@ -199,14 +204,9 @@ def sweep_graph(
     mode = off_trace_code(off_trace)
     chosen = choose_device(device)
 
-    def walk(part: Grid) -> Walks:
-        return walk_grid(graph, part, off_trace=off_trace, device=chosen, threads=threads)
+    def walk(settings: Grid) -> Walks:
+        return walk_grid(graph, settings, off_trace=off_trace, device=chosen, threads=threads)
 
-    if chosen == "cuda":
-        from .device import sum_on_device
-
-        strict = walk(grid.strict)
-        return figures_of(sum_on_device(graph, grid, mode, strict.counts[0], progress), graph.num_requests)
     if note and chosen == "cpu":
         from . import cpu
 
@@ -215,17 +215,23 @@ def sweep_graph(
     if by == "auto" and len(grid) * graph.num_steps < PAIRS_UP_TO:
         by = "pairs"
     axes = axes_of(grid) if by != "pairs" and graph.num_steps and len(grid) else None
-    if axes is None:
-        return sweep(walk, grid, graph.num_requests, off_trace=off_trace, progress=progress)
-    strict = walk(grid.strict)
-    sums = sum_product(
-        graph, grid, axes, mode, strict.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
-        progress=progress, note=note,
-    )  # fmt: skip
+    if axes is None and chosen != "cuda":
+        return sweep(walk, grid, graph.num_requests, off_trace=off_trace, strict=strict, progress=progress)
+    base = walk(grid.strict) if strict is None else strict
+
+    if axes is None or chosen == "cuda":
+        from .device import sum_on_device
+
+        sums = sum_on_device(graph, grid, mode, base.counts[0], progress)
+    else:
+        sums = sum_product(
+            graph, grid, axes, mode, base.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
+            progress=progress, note=note,
+        )  # fmt: skip
     return figures_of(sums, graph.num_requests)
 
 
-def sums_of(walks: Walks, strict: Walks, off_trace: str) -> Sums:
+def sums_of(walks: Walks, strict: Walks, off_trace: str) -> GridSums:
     """Add up single walks over the requests that count."""
     exact = walks.exact
     keep = exact if off_trace == "stop" else np.ones_like(exact)
@@ -236,36 +242,46 @@ def sums_of(walks: Walks, strict: Walks, off_trace: str) -> Sums:
     picked = strict.counts[0][:, [columns.STEPS, columns.ACCEPTED, columns.TOKENS]].astype(np.int64)
     spent = np.where(keep, walks.spent, 0.0)
     total = np.zeros(len(spent))
-    for one in spent.T:  # in the order of the requests, so that the sum is the same number wherever it is made
-        total += one
+    for ledger in spent.T:  # in the order of the requests, so that the sum is the same number wherever it is made
+        total += ledger
     kept = keep.sum(axis=1)
-    return Sums(
+    return GridSums(
         counts=np.einsum("nrc,nr->cn", counts, keep.astype(np.int64)),
         histogram=walks.histogram,
         kept=kept,
         exact=exact.sum(axis=1),
+        paired=paired.sum(axis=1),
         base=np.einsum("rc,nr->cn", picked, paired),
         same=same,
         spent=total,
         highest=np.where(kept > 0, spent.max(axis=1, initial=0.0), np.nan),
-        p95=masked_quantile(walks.spent, keep, 0.95) if exact.shape[1] else np.full(len(spent), np.nan),
+        p95=percentile(walks.spent, keep),
     )
 
 
-def figures_of(sums: Sums, requests: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the figures of sums over a trace of a number of requests."""
+def figures_of(sums: GridSums, requests: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the figures of sums over a trace of a number of requests.
+
+    Unless the strict walk of every request of a row is known, nothing of strict matching is known of that row; and the
+    gain of a row that has lost requests is none.
+    """
     steps, tokens = sums.counts[columns.STEPS], sums.counts[columns.TOKENS]
     accepted, drafted = sums.counts[columns.ACCEPTED], sums.counts[columns.DRAFTED]
-    strict_length = ratio(sums.base[2], sums.base[0])
+    exact_share = ratio(sums.exact, np.full(len(sums.exact), requests))
+    matched = sums.paired == sums.kept
+    strict_length = np.where(matched, ratio(sums.base[2], sums.base[0]), np.nan)
+    gain = ratio(sums.same[1], sums.same[0]) / strict_length - 1.0
     return {
         "requests": sums.kept,
-        "exact_share": ratio(sums.exact, np.full(len(sums.exact), requests)),
+        "exact": exact_share == 1.0,
+        "exact_share": exact_share,
+        "paired_requests": sums.paired,
         "mean_acceptance_length": ratio(tokens, steps),
         "accepted_per_proposal": ratio(accepted, steps),
         "draft_acceptance_rate": ratio(accepted, drafted),
         "strict_mean_acceptance_length": strict_length,
-        "strict_accepted_per_proposal": ratio(sums.base[1], sums.base[0]),
-        "acceptance_length_gain": ratio(sums.same[1], sums.same[0]) / strict_length - 1.0,
+        "strict_accepted_per_proposal": np.where(matched, ratio(sums.base[1], sums.base[0]), np.nan),
+        "acceptance_length_gain": np.where(sums.kept == requests, gain, np.nan),
         "completion_tokens": tokens,
         "num_spec_steps": steps,
         "num_draft_tokens": drafted,

@@ -11,10 +11,10 @@ from asdsim.rules import asd as rule
 from asdsim.rules.settings import Grid
 from asdsim.trace.graph import Graph, build_graph
 from asdsim.trace.reader import read_trace
-from asdsim.walk import spread
+from asdsim.walk import ledgers
 from asdsim.walk.axes import axes_of
 from asdsim.walk.breakpoints import breakpoints_of
-from asdsim.walk.prepared import prepare
+from asdsim.walk.prepared import whole_product
 from asdsim.walk.request import RECORDED, STOP
 from asdsim.walk.sweep import sweep_graph, walk_grid
 
@@ -37,7 +37,7 @@ def test_one_block_as_python(benchmark, semantics: str) -> None:
     benchmark(rule.accept, positions, scores, charges, 7, 0.5, 4.0, 0.5, 2, semantics)
 
 
-@pytest.mark.parametrize("by", ["pairs", "lanes", "boxes"])
+@pytest.mark.parametrize("by", ["pairs", "recorded", "boxes"])
 def test_recorded_order(benchmark, synthetic: Graph, by: str) -> None:
     grid = Grid.product(np.linspace(0, 16, 50), np.linspace(0.05, 1, 10), [1, 2])
     benchmark(sweep_graph, synthetic, grid, off_trace="recorded", device="cpu", threads=1, by=by)
@@ -56,8 +56,8 @@ def test_layout(benchmark) -> None:
     benchmark(build_graph, read_trace(run.COVERED))
 
 
-def test_prepare(benchmark, synthetic: Graph) -> None:
-    benchmark(prepare, synthetic)
+def test_layout_of_a_product(benchmark, synthetic: Graph) -> None:
+    benchmark(whole_product, synthetic, axes_of(run.sweep_grid()), rule.Reading())
 
 
 def test_axes(benchmark) -> None:
@@ -68,10 +68,9 @@ def test_axes(benchmark) -> None:
 def test_percentiles(benchmark, requests: int) -> None:
     rng = np.random.default_rng(0)
     spent = rng.random((requests, 1, 2, 100)) * 8 + rng.random((requests, 8, 2, 100)) * 0.05
-    row_of = np.broadcast_to(np.arange(8, dtype=np.int32), (requests, 8)).copy()
     out = [np.zeros((8, 2, 100)) for _ in range(3)]
-    kernel = spread.kernel()
-    benchmark(lambda: kernel(spent, row_of, 0.95, *spread.scratch(requests, 2, 100), *out))
+    kernel = ledgers.kernel()
+    benchmark(lambda: kernel(spent, ledgers.scratch(requests, 2, 100), *out))
 
 
 @pytest.mark.parametrize("mode", [STOP, RECORDED])

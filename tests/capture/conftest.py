@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ EOS = 7
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Keep torch to one thread: several test processes share the cores."""
+    os.environ.setdefault("ASDSIM_THREADS", "1")
     torch.set_num_threads(1)
 
 

@@ -158,13 +158,14 @@ def test_no_cuda_device(saved: Path, tmp_path: Path, capsys: Capsys) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{]\n", "prompts.jsonl:1: not a JSON object"),
-        ('{"prompt": "w1"}\n[1]\n', "prompts.jsonl:2: not a JSON object"),
-        ('{"prompt": 5}\n', "prompts.jsonl:1: no prompt in this line"),
-        ('{"turns": []}\n', "prompts.jsonl:1: no prompt in this line"),
+        ("{]\n", "prompts.jsonl, line 1: not valid JSON"),
+        ('{"prompt": "w1"}\n[1]\n', "prompts.jsonl, line 2, item 1: not a JSON object"),
+        ('{"prompt": 5}\n', "prompts.jsonl, line 1: prompt is 5, not a prompt"),
+        ('{"turns": []}\n', "prompts.jsonl, line 1: turns is [], not a list with a prompt"),
         ('{"id": "a", "prompt": "w1"}\n{"id": "a", "turns": ["w2"]}\n', "two prompts are called 'a'"),
         ("\n", "the file holds no prompt"),
-        (b"\xff\xfe", "cannot read the file"),
+        (b"\xff\xfe", "prompts.jsonl: text in UTF-16"),
+        (b'{"prompt": "\xff"}', "prompts.jsonl, line 1: not text in UTF-8"),
     ],
 )
 def test_bad_prompt_files(text: str | bytes, message: str, saved: Path, tmp_path: Path, capsys: Capsys) -> None:
@@ -251,3 +252,11 @@ def test_help_loads_no_model_code() -> None:
     code += "print([m for m in ('torch', 'transformers', 'polars', 'numba', 'pyarrow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
     assert done.stdout.splitlines()[-1] == "[]" and "--max-new-tokens" in done.stdout, done.stderr
+
+
+def test_all_that_is_wrong_with_a_capture_is_one_line(saved: Path, tmp_path: Path, capsys: Capsys) -> None:
+    flags = ["--K", "0", "--stop", "naturl", "--rule", "asd", "--template-date", "x", "--target", "./nowhere"]
+    status, out, err = run(capsys, *usual(saved, tmp_path / "t"), *flags, "--temperature", "1")
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    for message in ("--K 0 is too small", "'natural'?", "needs a budget", "is no date", "./nowhere", "greedy"):
+        assert err.count(message) == 1, err

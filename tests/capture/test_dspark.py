@@ -99,8 +99,8 @@ def test_confidence_is_that_of_the_public_class(name: str, tmp_path: Path) -> No
         with torch.inference_mode():
             memory, anchors = head.memory(), torch.tensor(ids[-1:])
             head.extend(states, torch.arange(len(ids) - 1)[None], memory)
-            places = torch.arange(len(ids) - 1, len(ids) - 1 + head.block)[None]
-            hidden = head(head.blocks(anchors), places, None, memory)
+            places = torch.arange(len(ids) - 1 + head.block)[None]
+            hidden = head(head.blocks(anchors), places[:, len(ids) - 1 :], head.masks(places), memory)
             tokens, _, confidence = head.read(hidden, anchors, headfiles.STEPS)
         assert tokens[0].tolist() == found["drafts"][seed].tolist()
         torch.testing.assert_close(confidence[0], torch.from_numpy(found["confidence"][seed]), rtol=0, atol=1e-5)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from asdsim.capture.drafters import make_drafter
-from asdsim.capture.drafters.formats import Checkpoint, rope_of, taps_of
+from asdsim.capture.drafters.configuration import rope_of, taps_of
+from asdsim.capture.drafters.formats import Checkpoint
 from asdsim.engines.transformers.model import HFTarget
 from asdsim.errors import CaptureError
 from tests.support.heads import HEADS, eagle3_config, eagle3_plain, eagle3_tensors, rms, save
@@ -214,5 +215,7 @@ def test_rope_theta_lies_where_either_version_of_transformers_puts_it() -> None:
 
     assert read({"rope_theta": 5.0}) == {"rope_type": "default", "rope_theta": 5.0}
     assert read({"rope_parameters": {"rope_theta": 6.0}})["rope_theta"] == 6.0
-    llama3 = read({"rope_theta": 7.0, "rope_scaling": {"type": "llama3", "factor": 8.0}}, 9.0)
+    scaling = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}
+    scaling["original_max_position_embeddings"] = 64
+    llama3 = read({"rope_theta": 7.0, "rope_scaling": scaling}, 9.0)
     assert (llama3["rope_type"], llama3["factor"], llama3["rope_theta"]) == ("llama3", 8.0, 9.0)

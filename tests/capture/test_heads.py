@@ -37,7 +37,7 @@ Requests = Callable[..., list[RequestRecord]]
 WIDTH, K = 32, 4
 LOOSE = Policy(200, 100, 3)  # random heads guess badly: what they draft is accepted for a large budget only
 GRID = Grid.product([0, 20, 200], [4, 100], [1, 3])
-KINDS = ("medusa", "eagle3", "eagle3-small", "dspark")
+KINDS = ("medusa", "eagle3", "eagle3-small", "eagle3-window", "dspark")
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +48,12 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     eagle3 = save(folder / "eagle3", eagle3_tensors(WIDTH, VOCAB), eagle3_config(WIDTH, VOCAB))
     small = eagle3_tensors(WIDTH, VOCAB, draft_vocab=40, seed=1)
     small_path = save(folder / "small", small, eagle3_config(WIDTH, VOCAB))
+    window = save(folder / "window", eagle3_tensors(WIDTH, VOCAB, seed=2), eagle3_config(
+        WIDTH, VOCAB, layer_types=["sliding_attention"], sliding_window=5))  # fmt: skip
     dspark = save(folder / "dspark", dspark_tensors(WIDTH, VOCAB, 2), dspark_config(WIDTH, VOCAB, K, (0, 2)))
     return {
         "medusa": f"medusa:{medusa}", "eagle3": f"eagle3:{eagle3}", "eagle3-small": f"eagle3:{small_path}",
-        "dspark": f"dspark:{dspark}",
+        "eagle3-window": f"eagle3:{window}", "dspark": f"dspark:{dspark}",
     }  # fmt: skip
 
 
@@ -163,7 +165,9 @@ def test_no_token_runs_through_the_target_twice(
     assert (relaxed > 10) == (policy is LOOSE)
 
 
-def test_nor_in_a_batch_of_cover(pair: tuple[HFTarget, HeadDrafter], requests: Requests) -> None:
+def test_nor_in_a_batch_of_cover(
+    pair: tuple[HFTarget, HeadDrafter], requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, drafter = pair
     counts: list[int] = []
     run = target.lm.run
@@ -172,7 +176,7 @@ def test_nor_in_a_batch_of_cover(pair: tuple[HFTarget, HeadDrafter], requests: R
         counts.append(tokens.numel())
         return run(tokens, cache, keep, mask, positions)
 
-    target.lm.run = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(target.lm, "run", counted)
     runner = BatchRunner(target, drafter, K, Recorder())
     request = requests(1, seed=8, longest=24)[0]
     request = RequestRecord("r", "t", tuple(range(20)), "", None, 24, request.eos_ids, "fixed")

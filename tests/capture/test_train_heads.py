@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,11 @@ import torch
 from asdsim.capture.drafters.formats import read_checkpoint
 from asdsim.capture.drafters.heads import head_class
 from asdsim.engines.transformers.forward import LanguageModel
+from heads import data, train
 
 from .conftest import EOS, VOCAB, generate
 
-ANALYSIS = Path(__file__).parents[2] / "analysis"
 TAPS = [2, 4, 5, 8]
-
-
-@pytest.fixture(scope="module")
-def script() -> Iterator[Any]:
-    """``analysis/train_heads.py``, which imports what lies beside it."""
-    sys.path.insert(0, str(ANALYSIS))
-    import train_heads
-
-    yield train_heads
-    sys.path.remove(str(ANALYSIS))
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +34,20 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def shard(script: Any, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shard(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Greedy answers to random prompts, as ``generate`` writes them."""
     rng = random.Random(2)
     prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(3, 12))] for _ in range(24)]
     lm = LanguageModel(model)
     lm.tap(TAPS)
-    data = script.heads_data
     answers, states = data.decode(lm, prompts, 24, data.greedy, [EOS])
     path = tmp_path_factory.mktemp("heads") / "shard-00000.safetensors"
     data.save_shard(path, [data.Source(f"t/{n}", "") for n in range(24)], prompts, answers, states)
     return path
 
 
-def test_answers_are_greedy_and_states_are_the_targets(script: Any, model: Any, shard: Path) -> None:
-    found = script.heads_data.read_sequences([shard])
+def test_answers_are_greedy_and_states_are_the_targets(model: Any, shard: Path) -> None:
+    found = data.read_sequences([shard])
     assert len(found) == 24
     for ids, begin, states in zip(found.ids, found.begins, found.states, strict=True):
         tokens = ids.tolist()
@@ -71,7 +58,7 @@ def test_answers_are_greedy_and_states_are_the_targets(script: Any, model: Any, 
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_grouped_attention_is_plain_attention(script: Any, grouped: bool) -> None:
+def test_grouped_attention_is_plain_attention(grouped: bool) -> None:
     from .conftest import tiny_llama
 
     llama = tiny_llama(5)
@@ -79,21 +66,19 @@ def test_grouped_attention_is_plain_attention(script: Any, grouped: bool) -> Non
     prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))] for _ in range(7)]
     expected = [generate(llama, tuple(prompt), 16) for prompt in prompts]
     if grouped:
-        script.heads_data.use_grouped_attention(llama)
-    found, _ = script.heads_data.decode(LanguageModel(llama), prompts, 16, script.heads_data.greedy, [EOS])
+        data.use_grouped_attention(llama)
+    found, _ = data.decode(LanguageModel(llama), prompts, 16, data.greedy, [EOS])
     assert found == expected
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "dspark"])
-def test_training_learns_and_the_loader_drafts_alike(
-    kind: str, script: Any, model: Any, shard: Path, tmp_path: Path
-) -> None:
-    answers = script.Answers([shard], TAPS, model, size=80)
+def test_training_learns_and_the_loader_drafts_alike(kind: str, model: Any, shard: Path, tmp_path: Path) -> None:
+    answers = train.Answers([shard], TAPS, model, size=80)
     torch.manual_seed(0)
     trainer = {
-        "medusa": lambda: script.MedusaTrainer(answers),
-        "eagle3": lambda: script.EagleTrainer(answers, inner=64),
-        "dspark": lambda: script.DSparkTrainer(answers, 0, inner=64),
+        "medusa": lambda: train.MedusaTrainer(answers),
+        "eagle3": lambda: train.EagleTrainer(answers, inner=64),
+        "dspark": lambda: train.DSparkTrainer(answers, 0, inner=64),
     }[kind]()
     optimizer = torch.optim.AdamW(trainer.head.parameters(), lr=3e-3)
     losses = []
@@ -105,7 +90,7 @@ def test_training_learns_and_the_loader_drafts_alike(
             optimizer.step()
             losses.append(float(loss.detach()))
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
-    script.save_head(trainer, tmp_path, False, "tiny")
+    train.save_head(trainer, tmp_path, False, "tiny")
     checkpoint = read_checkpoint(str(tmp_path))
     head = head_class(kind).from_checkpoint(checkpoint, model)
     trainer.head.load_state_dict(head.state_dict())  # the rounding to float16 too
@@ -121,16 +106,15 @@ def test_training_learns_and_the_loader_drafts_alike(
     assert alike >= near - 1 > 30  # one near-tie may fall the other way
 
 
-def test_what_is_too_close_to_a_held_out_prompt_is_refused(script: Any) -> None:
-    data = script.heads_data
+def test_what_is_too_close_to_a_held_out_prompt_is_refused() -> None:
     held = "Tom has three red apples and buys seven more green apples at the old market in town today."
     guard = data.Guard([held + data.SUFFIX, "Say hello."])
     assert guard.refuses(held) and guard.refuses("say HELLO") and guard.refuses("Once, " + held.lower() + " How many?")
     assert not guard.refuses("Tom has three red apples and buys seven more." + data.SUFFIX)
 
 
-def test_acceptance_counts_what_decoding_would_accept(script: Any, model: Any, shard: Path) -> None:
-    answers = script.Answers([shard], TAPS, model, size=80)
+def test_acceptance_counts_what_decoding_would_accept(model: Any, shard: Path) -> None:
+    answers = train.Answers([shard], TAPS, model, size=80)
 
     class Perfect:
         """Drafts three tokens of the answer, the third wrong."""
@@ -141,7 +125,7 @@ def test_acceptance_counts_what_decoding_would_accept(script: Any, model: Any, s
             right[..., 2] = -2
             return right
 
-    (proposals, hits) = script.accepted(Perfect(), answers)["t"]
+    (proposals, hits) = train.accepted(Perfect(), answers)["t"]
     tokens = [len(ids) - begin for ids, begin in zip(answers.data.ids, answers.data.begins, strict=True)]
     assert proposals == sum(-(-n // 3) for n in tokens)
     assert hits == sum(n - n // 3 for n in tokens)

@@ -60,7 +60,7 @@ def test_one_is_singular(capsys, tmp_path):
     write_toy_trace(tmp_path / "trace", ToyModel(3, 40), count=1, empty=False)
     one = ["--B", "0", "--g", "1", "--M", "1"]
     _, _, err = run(capsys, "replay", tmp_path / "trace", *one, "-o", tmp_path / "t.csv")
-    assert "wrote 1 row to" in err and "requests are few" not in err
+    assert "wrote 1 row to" in err and "requests are few" not in err and "1 request gives no interval" in err
     words = ["calibrate", tmp_path / "trace", *one, "--cost", "none", "-o", tmp_path / "p.json", "--resamples", "9"]
     _, out, err = run(capsys, *words)
     assert "fastest of 1 setting," in out and "calibration, 1 request |" in out
@@ -86,6 +86,63 @@ def test_replay_table_says_what_is_not_exact(capsys, trace):
         assert (
             "estimates" in run(capsys, "replay", trace, "--B", "4", "--g", "inf", "--M", "inf", "--off-trace", mode)[2]
         )
+
+
+def test_what_is_missing_and_what_is_wrong_is_said_at_once(capsys, trace):
+    words = ["--B", "1", "--M", "1.5", "--semantics", "papr", "--off-trace", "stopp", "--threads", "-1", "-o", "x.tsv"]
+    status, out, err = run(capsys, "replay", trace, *words)
+    assert status == 2 and not out and err.count("\n") == 1
+    for part in ("Missing option '--g'", "M=1.5 is not a whole number", "did you mean 'paper'", "did you mean 'stop'",
+                 "--threads -1 is negative", "ends in .parquet or .csv"):  # fmt: skip
+        assert part in err
+
+
+def test_replay_alone_shows_what_is_covered(capsys):
+    status, out, err = run(capsys, "replay", "traces/smollm2-rules")
+    assert (
+        status == 0 and len(out.splitlines()) == 2 + 1 and out.splitlines()[2].startswith("| 8 | 0.25 | 2 | 12 of 12 |")
+    )
+    assert "no setting named: the 1 setting that the trace is covered for" in err
+    assert "not shown: --rule strict, --rule mars" in err
+    rows = json.loads(run(capsys, "replay", "traces/smollm2-rules", "--json")[1])["rows"]
+    assert rows == asdsim.replay("traces/smollm2-rules").rows()
+
+
+def test_replay_alone_estimates_a_default_grid_where_nothing_is_covered(capsys, trace):
+    status, out, err = run(capsys, "replay", trace)
+    assert status == 0 and "none covered: 72 settings by --off-trace pooled; asdsim cover" in err
+    answer = json.loads(run(capsys, "replay", trace, "--json")[1])
+    assert answer["off_trace"] == "pooled" and answer["rows"] == asdsim.replay(trace).rows()
+    answer = json.loads(run(capsys, "replay", trace, "--json", "--off-trace", "stop")[1])
+    assert answer["off_trace"] == "stop" and len(answer["rows"]) == 72  # what is said is done
+
+
+def test_survivors_look_like_no_result(capsys, tmp_path):
+    # Four of 24 requests stay on the trace under MARS; their mean is 7.245, that of the estimate 6.2.
+    words = ["replay", "traces/smollm2-layerskip", "--rule", "mars"]
+    status, out, err = run(capsys, *words)
+    cells = [cell.strip() for cell in out.splitlines()[2].split("|")[1:-1]]
+    assert status == 0 and cells[2:4] == ["4 of 24", "~7.245"] and "95 %" not in out and "[" not in out
+    assert all(cell.startswith("~") or cell == "-" for cell in cells[3:])
+    assert "no fair sample; asdsim cover makes them exact, --off-trace pooled estimates them; marked ~" in err
+    assert "few" not in err  # that is about intervals, and there is none
+    row = json.loads(run(capsys, *words, "--json", "--intervals", "--cost", "trace")[1])["rows"][0]
+    assert row["exact"] is False and row["acceptance_length_gain"] is None and set(row["intervals"].values()) == {None}
+    assert {"mean_acceptance_length", "speed_up"} <= set(row["intervals"])
+    for end in ("csv", "parquet"):
+        run(capsys, *words, "-o", tmp_path / f"rows.{end}")
+    assert pl.read_csv(tmp_path / "rows.csv")["exact"].to_list() == [False]
+    stored = pl.read_parquet(tmp_path / "rows.parquet")
+    assert stored["exact"].to_list() == [False] and stored["acceptance_length_gain"].to_list() == [None]
+
+
+def test_the_baseline_of_a_reading_is_said(capsys):
+    words = ["replay", "traces/smollm2-layerskip", "--B", "8", "--g", ".25", "--M", "2", "--cost", "trace"]
+    _, out, err = run(capsys, *words, "--semantics", "lightllm")
+    assert "B=0 tokens/step" in out and "over B=0, %" in out and "speed-up over B=0" in out and "strict" not in out
+    assert "the baseline is B=0 of lightllm (accepts ties)" in err
+    _, out, err = run(capsys, *words)
+    assert "strict tokens/step" in out and "speed-up over strict" in out and "the baseline is" not in err
 
 
 def test_breakpoints_are_shown_by_B_with_the_number_that_is_exact(capsys):
@@ -144,7 +201,10 @@ def test_no_missing_option_hides_a_wrong_path(capsys, tmp_path, command):
     ("args", "message"),
     [
         (["repaly"], "did you mean 'replay'"),
-        (["replay", "TRACE"], "Missing option"),
+        (["replay", "TRACE", "--B", "1", "--M", "1"], "Missing option '--g' (--B, --g and --M belong together)"),
+        (["cover", "TRACE"], "Missing options '--B', '--g', '--M'"),
+        (["verify", "TRACE", "--semantics", "core"], "--semantics without settings would change nothing"),
+        (["verify", "TRACE", "--no-gate"], "--no-gate without settings would change nothing"),
         (["replay", "TRACE", *AXES, "--rule", "asdd"], "did you mean 'asd'"),
         (["replay", "TRACE", *AXES, "--semantics", "papr"], "did you mean 'paper'"),
         (["replay", "TRACE", *AXES, "--off-trace", "stopp"], "did you mean 'stop'"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ import pytest
 from asdsim.cli import main
 from asdsim.errors import UsageError
 from asdsim.live.timing import time_policy
-from asdsim.rules.settings import Grid
+from asdsim.rules.settings import Grid, rule_grids
 from tests.support.toymodels import ToyDrafter, ToyTarget
 from tests.support.toytrace import ToyModel, write_toy_trace
 
@@ -61,8 +64,10 @@ def test_calibrate_says_what_its_figures_are_not(capsys, tmp_path) -> None:
     assert "no holdout" in err and "no limit was given" in err and "speed-up" not in out
     _, _, err = run(capsys, "calibrate", CAL, "-o", tmp_path / "p.json", *AXES, "--split", 3, "--resamples", 200)
     assert err.count("chosen without 8 requests") == 3
-    _, out, err = run(capsys, "calibrate", CAL, "-o", tmp_path / "p.json", "--method", "quantile", "--estimate",
-                      "aligned", "--M", 2)  # fmt: skip
+    quantile = ["calibrate", CAL, "-o", tmp_path / "p.json", "--method", "quantile", "--estimate", "aligned", "--M", 2]
+    status, out, err = run(capsys, *quantile)
+    assert status == 2 and "it holds a policy judged on parts held out in turn; the new one would be judged on" in err
+    _, out, err = run(capsys, *quantile, "--force")
     assert "q25 of" in out and "M=2" in out and "estimates (aligned)" in err
 
 
@@ -88,15 +93,28 @@ def test_calibrate_replaces_only_a_file_that_was_named(capsys, tmp_path, monkeyp
         (["calibrate", CAL, "--max-divergence", "-1"], "negative"),
         (["calibrate", CAL, "--cost", "no-such.csv"], "unknown cost"),
         (["calibrate", CAL, "--resamples", "1"], "give no interval"),
+        (["calibrate", CAL, "--seed", "-1"], "--seed -1 is negative"),
+        (["compare", CAL, "--seed", "-1"], "--seed -1 is negative"),
+        (["fidelity", CAL, "--seed", "-1"], "--seed -1 is negative"),
         (["calibrate", CAL, "-o", "no/such/dir/p.json"], "no such directory"),
         (["audit", CAL], "give --policy FILE or --sweep"),
         (["audit", CAL, "--policy", "no-such.json"], "cannot read it"),
         (["audit", CAL, "--sweep", "--scorer", "gsm8k"], "not TASK=SCORER"),
         (["timing", CAL], "Missing option '--policy'"),
+        (["calibrate", CAL, "--rule", "mars"], "not covered for rule mars"),
+        (["calibrate", CAL, "--rule", "marz"], "did you mean 'mars'"),
+        (["calibrate", CAL, "--rule", "mars", "-p", "theta=2"], "outside its range"),
+        (["calibrate", CAL, "--rule", "mars", "--method", "quantile"], "gives B and g of asd"),
+        (["calibrate", CAL, "--rule", "topm", "-p", "m=2,3"], "is exact"),
+        (["calibrate", CAL, "--quantile", "1"], "not between 0 and 1"),
+        (["audit", CAL, "--sweep", "--scorer", "gsm8k=contain"], "did you mean 'contains'"),
+        (["audit", CAL, "--sweep", "--scorer", "gsm8k=regex:("], "not a regular expression"),
+        (["audit", CAL, "--sweep", "--scorer", "gsm8k=no_such_module:score"], "ModuleNotFoundError"),
+        (["audit", CAL, "--sweep", "--timeout", "0"], "needs some time"),
         (["timing", CAL, "--policy", "no-such.json"], "cannot read it"),
     ],
 )
-def test_what_cannot_be_meant_ends_in_one_line(capsys, args, message: str, tmp_path) -> None:
+def test_what_cannot_be_meant_ends_in_one_line(capsys, args, message: str, tmp_path, words) -> None:
     if args[0] == "calibrate" and "-o" not in args:
         args = [*args, "-o", tmp_path / "p.json"]
     status, out, err = run(capsys, *args)
@@ -178,7 +196,7 @@ def test_replay_shows_intervals_beside_means(capsys) -> None:
     _, out, _ = run(capsys, "replay", CAL, *AXES, "--off-trace", "pooled")
     assert "95 %" not in out  # averages over draws have no interval of this kind
     _, out, _ = run(capsys, "replay", CAL, *AXES, "--cost", "h20-deepseek-v4-flash")
-    assert "predicted speed-up over strict, 95 %" in out and out.count("1.000 (1.000 - 1.000)") == 6  # B = 0 is strict
+    assert "predicted speed-up over strict, 95 %" in out and out.count("1.000 [1.000, 1.000]") == 6  # B = 0 is strict
     wide = ["--B", "0:8:.5", "--g", ".1:1:.1", "--M", "1,2"]
     _, out, _ = run(capsys, "replay", CAL, *wide)
     assert out.count("\n") == 26 and "tokens/step, 95 %" in out
@@ -189,3 +207,151 @@ def test_a_fold_without_a_cap_is_written(capsys: pytest.CaptureFixture[str], tmp
     assert run(capsys, "calibrate", CAL, "-o", tmp_path / "p.json", *grid)[0] == 0
     folds = json.loads((tmp_path / "p.json").read_text())["folds"]
     assert [(fold["B"], fold["g"], fold["M"]) for fold in folds] == [(8.0, 0.5, "inf")] * 2
+
+
+def test_calibrate_keeps_a_policy_that_was_judged_on_more(capsys, tmp_path) -> None:
+    file = tmp_path / "p.json"
+    words = ["calibrate", CAL, *AXES, "--resamples", 50, "-o", file]
+    assert run(capsys, *words, "--holdout", HELD)[0] == 0
+    judged = file.read_bytes()
+    status, out, err = run(capsys, *words)
+    assert status == 2 and not out and file.read_bytes() == judged
+    assert f"it holds a policy judged on {HELD}; the new one would be judged on nothing" in err and "--force" in err
+    assert run(capsys, *words, "--split", 2)[0] == 0 and file.read_bytes() != judged
+    assert run(capsys, *words)[0] == 2 and run(capsys, *words, "--force")[0] == 0
+    assert json.loads(file.read_text())["holdout"] is None and run(capsys, *words)[0] == 0
+    other = tmp_path / "notes.json"
+    other.write_text("{}")
+    status, _, err = run(capsys, *words[:-1], other)
+    assert status == 2 and "not a policy file" in err and other.read_text() == "{}"
+
+
+def test_another_rule_is_frozen_audited_and_refused_where_it_is_not_covered(capsys, tmp_path, words) -> None:
+    rules, file = TRACES / "smollm2-rules", tmp_path / "mars.json"
+    status, out, err = run(capsys, "calibrate", rules, "--rule", "vllm", "-o", file, "--resamples", 50, "--split", 2)
+    assert status == 0 and out.startswith("vllm ratio=") and "chosen without" in err and ": ratio=" in err
+    record = json.loads(file.read_text())
+    assert record["rule"] == "vllm" and {"ratio", "k"} <= set(record["parameters"]) and "B" not in record
+    status, out, err = run(capsys, "audit", rules, "--policy", file, "--resamples", 50)
+    assert status == 0 and out.startswith("vllm ratio=") and "tokens per step" in out
+    status, out, _ = run(capsys, "audit", rules, "--policy", file, "--resamples", 50, "--json")
+    (row,) = json.loads(out)["rows"]
+    assert row["rule"] == "vllm" and row["parameters"] == record["parameters"] and row["exact"] is True
+    status, out, _ = run(
+        capsys, "calibrate", rules, "--rule", "vllm", "-o", file, "--force", "--resamples", 50, "--json"
+    )
+    assert json.loads(out)["parameters"] == record["parameters"] and status == 0
+    status, _, err = run(capsys, "calibrate", rules, "--rule", "topm", "-p", "m=3", "-o", file, "--force")
+    assert status == 2 and "none of 1 settings is exact" in err
+
+
+def test_figures_that_are_not_exact_are_marked(capsys, tmp_path) -> None:
+    file = tmp_path / "p.json"
+    loose = ["calibrate", CAL, "--B", 3, "--g", 0.3, "--M", 3, "-o", file, "--resamples", 50, "--estimate", "aligned"]
+    status, out, err = run(capsys, *loose)
+    assert status == 0 and "24 requests, NOT EXACT |" in out and "~: not exact, and so without an interval" in err
+    cells = [line.split("|")[2].strip() for line in out.splitlines() if line.startswith("| tokens per step")]
+    assert re.fullmatch(r"~\d\.\d{3}", cells[0]) and "are few" not in err
+    record = json.loads(run(capsys, *loose, "--json")[1])["calibration"]
+    assert record["exact"] is False and record["speed_up"]["low"] is None and record["speed_up"]["value"] > 1
+    file.unlink()
+    assert run(capsys, *loose, "--bound", "--max-divergence", 1)[0] == 2  # an estimate bounds nothing
+
+
+def test_speed_ups_say_what_they_are_over(capsys, tmp_path) -> None:
+    file = tmp_path / "p.json"
+    _, out, err = run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50)
+    first, second = out.splitlines()[3:5]
+    assert first.startswith("| speed-up over the target alone, predicted |")
+    assert second.startswith("| speed-up over strict, predicted |")
+    assert "over the target alone (one token per forward pass" in err
+    _, _, err = run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50, "--cost", "none")
+    assert "target alone" not in err
+
+
+def test_scorers_that_a_user_names(capsys, tmp_path, words, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def even(text, reference):\n    return len(text) % 2 == 0\n")
+    for scorer, called in (("contains", "contains"), ("regex:boxed", "regex:boxed"), ("mine:even", "mine:even")):
+        status, out, _ = run(capsys, "audit", HELD, "--sweep", "--resamples", 50, "--scorer", f"gsm8k={scorer}")
+        assert status == 0 and f"8 of 24 requests have a score by {called}" in out
+    status, out, _ = run(
+        capsys, "audit", HELD, "--sweep", "--resamples", 50, "--scorer", "mt-bench=regex:\\d=?", "--json"
+    )
+    assert status == 0 and json.loads(out)["scored_requests"] == 16  # a pattern needs no reference
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch, capsys):
+    """Return a toy trace and a policy file of its models, which timing then runs."""
+    write_toy_trace(tmp_path / "trace", ToyModel(3, 40), count=6, empty=False)
+    target = ToyTarget(3, vocab=40)
+    monkeypatch.setattr("asdsim.capture.reload.load_pair", lambda *_, **__: (target, ToyDrafter(target, 0.7)))
+    grid = ["--B", 4, "--g", 1, "--M", 2, "--estimate", "aligned", "--cost", "none"]
+    assert run(capsys, "calibrate", tmp_path / "trace", "-o", tmp_path / "p.json", *grid, "--resamples", 50)[0] == 0
+    return ["timing", tmp_path / "trace", "--policy", tmp_path / "p.json", "--limit", 4, "--tokens", 12]
+
+
+def test_timing_fails_where_the_machine_was_not_still(capsys, toy) -> None:
+    status, out, err = run(capsys, *toy, "--max-drift", 1e9)
+    assert status == 0 and out.splitlines()[5].startswith("speed-up over the target alone ")
+    assert "measured speed-up over strict " in out and "drifted" not in err
+    status, out, err = run(capsys, *toy, "--max-drift", 0)
+    assert status == 1 and "measured speed-up over strict" in out and "the strict runs drifted by" in err
+    status, out, _ = run(capsys, *toy, "--max-drift", 0, "--json")
+    answer = json.loads(out)
+    assert status == 1 and answer["problems"] and answer["speed_up_over"] == "strict speculative decoding"
+    assert answer["predicted_over_target_alone"] > 0
+
+
+def test_timing_of_work_that_was_not_fixed_fails(capsys, toy, monkeypatch) -> None:
+    from asdsim.capture import loop
+
+    calls = []
+
+    def shorter(target, drafter, request, *rest):
+        calls.append(request)
+        cut = 1 if len(calls) == 3 else 0  # the first call warms up
+        return decode(target, drafter, replace(request, max_new_tokens=request.max_new_tokens - cut), *rest)
+
+    decode = loop.decode
+    monkeypatch.setattr(loop, "decode", shorter)
+    status, _, err = run(capsys, *toy, "--max-drift", 1e9)
+    assert status == 1 and "did not generate equally many tokens" in err
+
+
+def test_an_interrupted_run_is_no_result(capsys, toy, monkeypatch) -> None:
+    from asdsim.capture import loop
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "decode", stop)
+    status, out, err = run(capsys, *toy)
+    assert status == 130 and not out and err.strip().endswith("asdsim: interrupted")
+
+
+def test_a_reader_that_has_gone_ends_quietly() -> None:
+    """`asdsim audit ... | head`: nothing on stderr but the notes, and no failure."""
+    script = (
+        "import sys, asdsim.engines.transformers.text as text\n"
+        "text.load_decoder = lambda *_, **__: str\n"
+        "from asdsim.cli import main\n"
+        f"main(['audit', {str(HELD)!r}, '--sweep', '--resamples', '10'])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:  # fmt: skip
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        err = child.stderr.read()
+        assert child.wait(120) == 0 and "Traceback" not in err and "Broken" not in err
+
+
+def test_the_setting_of_another_rule_is_timed(tmp_path) -> None:
+    write_toy_trace(tmp_path / "trace", ToyModel(3, 40), count=6, empty=False)
+    target = ToyTarget(3, vocab=40)
+    found = time_policy(tmp_path / "trace", rule_grids("topm", {"m": 12})[0], limit=3, tokens=12, max_drift=9.0,
+                        models=(target, ToyDrafter(target, 0.7)))  # fmt: skip
+    assert found.steps[1].sum() < found.steps[0].sum() and found.predicted_replay is None
+    assert found.predicted_plain / found.predicted_strict_plain == pytest.approx(found.predicted_live)

@@ -13,6 +13,7 @@ from asdsim.rules import NAMES
 from asdsim.trace.manifest import Manifest
 from asdsim.trace.writer import TraceWriter
 from tests.support.toygraph import toy_requests
+from tests.support.toytrace import ToyModel, write_toy_trace
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
@@ -105,8 +106,11 @@ def test_convert_policy_refuses_with_the_reason(
         ("{", "not valid JSON"),
         ("[]", "not a JSON object"),
         ('{"B": 1}', "neither a configuration of the core"),
-        ('{"B": 1, "g": 1, "m": 1, "value_scheme": "suffix", "block_size": 5}', "value_scheme 'suffix'"),
-        ('{"B": 1, "g": 1, "m": 1, "block_size": 0}', "block_size 0"),
+        (
+            '{"B": 1, "g": 1, "m": 1, "value_scheme": "suffix", "block_size": 5}',
+            "value_scheme is 'suffix', not normalized_suffix",
+        ),
+        ('{"B": 1, "g": 1, "m": 1, "block_size": 0}', "block_size is 0, not a whole number >= 1"),
         ('{"B": "x", "g": 1, "m": 1, "block_size": 5}', "B is 'x', not a finite number"),
         ('{"B": -1, "g": 1, "m": 1, "block_size": 5}', "B=-1 is negative"),
     ],
@@ -120,6 +124,43 @@ def test_a_bad_configuration_is_one_clear_error(
     assert status == 2 and message in err and str(file) in err and err.count("\n") == 1
 
 
+def test_core_without_a_gate_is_strict(capsys) -> None:
+    numbers = ("--B", 8, "--g", 0, "--M", 2, "--from", "core", "--to", "paper", "--json")
+    row = json.loads(run(capsys, "convert-policy", *numbers)[1])["rows"][0]
+    assert (row["B"], row["notes"]) == ("0.0", [])
+
+
+def test_a_policy_of_asdsim_is_converted(capsys, tmp_path: Path) -> None:
+    policy = {
+        "schema_version": 1, "kind": "asdsim policy", "rule": "asd", "B": 8.0, "g": 0.25, "M": "inf",
+        "semantics": "paper", "regret": "logit", "value": "suffix", "ledger": "request", "target": {}, "drafter": {},
+    }  # fmt: skip
+
+    def convert(*more: object, **change: object) -> tuple[int, str, str]:
+        (tmp_path / "policy.json").write_text("\ufeff" + json.dumps({**policy, **change}, indent=1))
+        return run(capsys, "convert-policy", tmp_path / "policy.json", *more)
+
+    status, out, _ = convert("--to", "dspark", "--K", 7, "--json")
+    row = json.loads(out)["rows"][0]
+    assert status == 0 and (row["B"], row["g"], row["M"]) == ("8.0", "1.75", "inf")
+    assert "M = inf cannot be written" in convert("--to", "core", "-o", tmp_path / "c.json")[2]
+    assert convert("--to", "core", "-o", tmp_path / "c.json", M=2.0)[0] == 0
+    assert json.loads((tmp_path / "c.json").read_text()) == {
+        "risk_budget": 8.0, "max_regret_per_value": 0.25, "max_relaxed_tokens_per_block": 2,
+    }  # fmt: skip
+    for change, message in (
+        ({"rule": "mars"}, "a policy of rule 'mars' has no reading of ASD"),
+        ({"B": "many"}, "policy.json: B is 'many', not a number"),
+        ({"B": -1}, "policy.json: B"),
+        ({"ledger": "block"}, "with variations has no other reading"),
+        ({"regret": "probability"}, "with variations has no other reading"),
+        ({"semantics": "papr"}, "policy.json: unknown semantics 'papr'"),
+        ({"semantics": 3}, "policy.json: semantics is 3, not text"),
+    ):
+        status, out, err = convert("--to", "core", **change)
+        assert status == 2 and message in err and out == "" and err.count("\n") == 1, err
+
+
 def test_compare_published_and_matched(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
     status, out, _ = run(capsys, "compare", trace, "--json", "--draft-cost", 0.1)
     found = json.loads(out)
@@ -128,12 +169,16 @@ def test_compare_published_and_matched(capsys: pytest.CaptureFixture[str], trace
     assert rows["strict"]["exact_share"] == 1.0 and rows["strict"]["acceptance_length_gain"] == 0.0
     assert rows["asd"]["parameters"] == {"B": 8.0, "g": 0.25, "M": 2.0}
     assert rows["asd"]["regret_max"] <= 8.0
-    assert all(row["gain_low"] <= row["acceptance_length_gain"] <= row["gain_high"] for row in rows.values())
+    exact = [row for row in rows.values() if row["exact"]]
+    assert all(row["gain_low"] <= row["acceptance_length_gain"] <= row["gain_high"] for row in exact)
+    assert all(row["gain_low"] is row["gain_high"] is None for row in rows.values() if not row["exact"])
+    assert 2 <= len(exact) < len(rows)
     found = json.loads(run(capsys, "compare", trace, "--json", "--draft-cost", 0.1, "--level", 1, "--rules",
                            "asd,mars,fuzzy,medusa")[1])  # fmt: skip
     assert all(row["regret_max"] <= 1.0 for row in found["rows"])
     status, text, err = run(capsys, "compare", trace, "--draft-cost", 0.1, "-o", tmp_path)
-    assert "| over strict | 95 % interval | speed-up over plain |" in text
+    assert text.splitlines()[1].startswith("| rule | speed-up over the target alone, predicted | tokens/step |")
+    assert "| over strict, 95 % (%) |" in text and "| strict | 1." in text and "| +0.0 [+0.0, +0.0] |" in text
     assert status == 0 and "| asd B=8 g=0.25 M=2 |" in text and (tmp_path / "compare.svg").exists()
     assert "asd does not win" in text or "asd has the longest" in text
     assert "a greedy trace cannot tell" in err and "estimates, since walks left" in err
@@ -156,16 +201,20 @@ def test_compare_says_that_requests_which_stayed_are_no_fair_sample(
     assert f"asd {rows['asd']['requests']}" in noted and "strict" not in noted
 
 
-def test_replay_shows_no_interval_of_two_requests(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("replay", "traces/smollm2-eagle3", "--rule", "mars", "-p")
-    status, text, err = run(capsys, *words, "theta=.9")
-    assert status == 0 and " 4.714 " in text and "95 %" not in text and "2 requests give no interval" in err
-    status, text, _ = run(capsys, *words, "theta=.9,1")
+def test_replay_shows_an_interval_beside_exact_rows_only(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("replay", "traces/smollm2-eagle3", "--rule", "mars", "-p", "theta=.9,1")
+    status, text, err = run(capsys, *words)
     cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     where = cells[0].index("tokens/step, 95 %")
-    assert status == 0 and cells[2][where - 1 : where + 1] == ["4.714", "-"]
-    low, high = map(float, cells[3][where].split(" - "))
-    assert low < float(cells[3][where - 1]) < high
+    assert status == 0 and cells[2][where] == "~4.714" and cells[2][where - 1] == "2 of 24"
+    value, low, high = map(float, re.fullmatch(r"(\S+) \[(\S+), (\S+)\]", cells[3][where]).groups())
+    assert low < value < high and cells[3][where - 1] == "24 of 24" and "24 requests are few" in err
+
+
+def test_replay_shows_no_interval_of_two_requests(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_toy_trace(tmp_path / "trace", ToyModel(3, 40), count=2, empty=False)
+    status, text, err = run(capsys, "replay", tmp_path / "trace", "--B", "0", "--g", "1", "--M", "1")
+    assert status == 0 and "2 of 2" in text and "95 %" not in text and "2 requests give no interval" in err
 
 
 @pytest.mark.parametrize(

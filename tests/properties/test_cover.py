@@ -14,7 +14,8 @@ from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
 from asdsim.records import MemoryTrace, RequestRecord
 from asdsim.rules.settings import STRICT, Grid
-from asdsim.trace.graph import build_graph, edge_tokens_of
+from asdsim.trace.graph import build_graph
+from asdsim.trace.tokens import edge_tokens
 from asdsim.walk import request as columns
 from asdsim.walk.demand import demand_of
 from asdsim.walk.sweep import walk_grid
@@ -87,7 +88,7 @@ def test_every_walk_equals_live_decoding(world, faithful):
         for n in range(len(grid)):
             live = decode(target, drafter, request, grid.policy(n), K)
             counts = walks.counts[n, r]
-            assert edge_tokens_of(trace, graph, int(walks.edge[n, r])) == live.tokens
+            assert edge_tokens(trace, graph, int(walks.edge[n, r])) == live.tokens
             assert walks.spent[n, r] == live.ledger
             assert counts[columns.STEPS] == len(live.outcomes)
             assert counts[columns.ACCEPTED] == sum(one.accepted for one in live.outcomes)
@@ -137,7 +138,7 @@ def test_a_budget_reports_exactly_the_pairs_that_are_exact(world, budget):
     trace = MemoryTrace([(request, steps[request.request_id]) for request in requests])
     for n, r in np.argwhere(walks.exact):
         live = decode(target, drafter, requests[r], grid.policy(int(n)), K)
-        assert edge_tokens_of(trace, graph, int(walks.edge[n, r])) == live.tokens
+        assert edge_tokens(trace, graph, int(walks.edge[n, r])) == live.tokens
 
 
 @settings(max_examples=400, deadline=None)

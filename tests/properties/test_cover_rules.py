@@ -14,7 +14,8 @@ from asdsim.engines.protocol import Drafter, DrafterSession, Proposal
 from asdsim.records import MemoryTrace, RequestRecord
 from asdsim.rules import NAMES
 from asdsim.rules.settings import STRICT, Grid, rule_grids
-from asdsim.trace.graph import build_graph, edge_tokens_of
+from asdsim.trace.graph import build_graph
+from asdsim.trace.tokens import edge_tokens
 from asdsim.walk import request as columns
 from asdsim.walk.demand import demand_of
 from asdsim.walk.sweep import walk_grid
@@ -105,7 +106,7 @@ def test_a_covered_walk_equals_live_decoding(name: str) -> None:
         for n in range(len(grid)):
             for r, request in enumerate(requests):
                 live = decode(target, drafter, request, grid.policy(n), K)
-                assert edge_tokens_of(trace, graph, int(walks.edge[n, r])) == live.tokens
+                assert edge_tokens(trace, graph, int(walks.edge[n, r])) == live.tokens
                 assert walks.spent[n, r] == live.ledger
                 assert walks.counts[n, r, columns.STEPS] == len(live.outcomes)
                 assert walks.counts[n, r, columns.ACCEPTED] == sum(one.accepted for one in live.outcomes)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from asdsim.records import MemoryTrace, RequestRecord, StepRecord
 from asdsim.rules import asd as rule
 from asdsim.rules.settings import STRICT, Grid, Policy
-from asdsim.trace.graph import Graph, build_graph, edge_tokens_of
+from asdsim.trace.graph import Graph, build_graph
+from asdsim.trace.tokens import edge_tokens
 from asdsim.walk import request as columns
 from asdsim.walk.sweep import Walks, walk_grid
 from tests.support.toygraph import toy_requests
@@ -105,7 +106,7 @@ def test_budget_zero_walks_the_captured_path(trace: MemoryTrace, gate: float, ca
     for one, (record, steps) in enumerate(made(trace)):
         path = [step for step in steps if step.wave == 0]
         assert walks.counts[0, one, columns.STEPS] == len(path)
-        tokens = edge_tokens_of(trace, graph, int(walks.edge[0, one]))
+        tokens = edge_tokens(trace, graph, int(walks.edge[0, one]))
         assert len(tokens) == walks.counts[0, one, columns.TOKENS] <= record.max_new_tokens
         expected: list[int] = []
         for step in path:

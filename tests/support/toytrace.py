@@ -245,6 +245,43 @@ def write_toy_trace(
     return content
 
 
+RELAXED = ToyModel(widths=(5,), agree=0.4)
+
+
+def relaxed_requests(count: int = 10) -> list[RequestRecord]:
+    """Return requests whose strict path parts from that of a rule which accepts every draft."""
+    requests = toy_requests(RELAXED, 4 * count, empty=False)
+    return [one for one in requests if follow(RELAXED, one, follow(RELAXED, one, [], -1), 0)][:count]
+
+
+def write_relaxed_trace(path: str | os.PathLike[str], strict_for: int) -> Path:
+    """Write a trace captured under a rule that accepts every draft, with the strict path of the first requests added.
+
+    Requests are :func:`relaxed_requests`; the strict paths of the others are not captured.
+    """
+    writer = TraceWriter.create(Path(path), toy_manifest(RELAXED, rule={"name": "asd", "B": "inf", "g": "inf"}))
+    for n, request in enumerate(relaxed_requests()):
+        steps = follow(RELAXED, request, [], -1)
+        writer.add_request(request, steps + (follow(RELAXED, request, steps, 0) if n < strict_for else []))
+    writer.close()
+    return Path(path)
+
+
+def follow(model: ToyModel, request: RequestRecord, steps: list[StepRecord], outcome: int) -> list[StepRecord]:
+    """Return the missing steps of the path that takes one outcome of every step: 0 is strict, -1 accepts all drafts."""
+    there = {(step.parent_step_id, step.parent_accepted): step for step in steps}
+    new: list[StepRecord] = []
+    place, generated, goes_on = (NO_PARENT, NO_PARENT), (), True
+    while goes_on:
+        if place not in there:
+            number = len(steps) + len(new)
+            there[place] = model.step(request, generated, number, place, wave=1 if steps else 0)
+            new.append(there[place])
+        accepted, tokens, goes_on = model.outcomes(request, there[place])[outcome]
+        place, generated = (there[place].step_id, accepted), generated + tokens
+    return new
+
+
 def big_request(
     index: int,
     steps: int = 60,

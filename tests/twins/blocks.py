@@ -9,6 +9,7 @@ PART on.
 
 from __future__ import annotations
 
+import binascii
 import sys
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from asdsim.oracle import walk as reference
 from asdsim.oracle.rules import ALLOWS
 from asdsim.records import RequestRecord
 from asdsim.rules import NAMES
-from asdsim.rules.scoring import Rows, lay_out, run_lengths, uniform
+from asdsim.rules.scoring import Rows, lay_out, run_lengths
 from asdsim.rules.settings import Grid, layout_of, rule_grids
 from asdsim.trace.graph import Graph, build_graph
 from asdsim.walk.request import ACCEPTED, RELAXED
@@ -141,6 +142,15 @@ def walked(tables: Tables, device: str, part: int = 0, parts: int = 1) -> dict[s
     return found
 
 
+def drawn(request: str, position: int) -> float:
+    """Return the uniform number of seed 0, from its definition: the top 53 bits of a mixed 64-bit word."""
+    word = np.array([(binascii.crc32(request.encode()) << 32) ^ (position * 0xD1342543DE82EF95 % 2**64)], np.uint64)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    word = word ^ (word >> np.uint64(31))
+    return float(word[0] >> np.uint64(11)) / 2**53
+
+
 def decided(tables: Tables) -> dict[str, np.ndarray]:
     """Let the oracle decide every block of every case."""
     import math
@@ -165,7 +175,7 @@ def decided(tables: Tables) -> dict[str, np.ndarray]:
         block.rows = [{name: columns[name][row] for name in names} for row in range(lo, hi - 1)]
         request = tables.records[step // CHAIN].request_id
         for i, row in enumerate(block.rows):
-            row["u"] = uniform(0, request, columns["start_pos"][step] + i)
+            row["u"] = drawn(request, columns["start_pos"][step] + i)
         blocks.append(block)
     found = {}
     for name, grid in cases().items():

@@ -13,7 +13,8 @@ import pytest
 from asdsim.oracle import walk as reference
 from asdsim.records import MemoryTrace
 from asdsim.result import reference_blocks, reference_walks
-from asdsim.trace.graph import build_graph, edge_tokens_of
+from asdsim.trace.graph import build_graph
+from asdsim.trace.tokens import edge_tokens
 from asdsim.walk.sweep import Walks, sweep_graph, walk_grid
 from tests.twins.cases import MODES, cases, grid, random_trace, small_grid
 from tests.twins.simulate import FIELDS
@@ -64,7 +65,7 @@ def test_the_last_edge_names_the_whole_output(seed: int) -> None:
             edge = int(walks.edge[setting, one])
             assert (out.left == 0) == walks.exact[setting, one]
             if out.left == 0 and edge >= 0:
-                assert edge_tokens_of(trace, graph, edge) == out.tokens
+                assert edge_tokens(trace, graph, edge) == out.tokens
                 checked += 1
     assert checked
 

@@ -19,8 +19,9 @@ from asdsim.rules.settings import Grid, Policy, layout_of
 from asdsim.trace.graph import Graph, build_graph
 from asdsim.walk import breakpoints
 from asdsim.walk.breakpoints import breakpoints_of, turning_point
+from asdsim.walk.off_trace import off_trace_code
 from asdsim.walk.path import Visit, visits
-from asdsim.walk.sweep import OFF_TRACE, sweep_graph
+from asdsim.walk.sweep import sweep_graph
 from tests.support.toygraph import toy_requests
 from tests.twins.cases import INF, MODES, READINGS, cases
 
@@ -53,7 +54,7 @@ def check(graph: Graph, mode: str, reading: Reading = PAPER, compiled: bool = Tr
     A judge's answer turns once along B, so walks that agree at both ends agree between them.
     """
     number = 0
-    found = breakpoints_of(graph, PAIRS, OFF_TRACE[mode], reading, compiled=compiled)
+    found = breakpoints_of(graph, PAIRS, off_trace_code(mode), reading, compiled=compiled)
     for (gate, cap), points in zip(PAIRS, found, strict=True):
         assert (np.diff(points) > 0).all() and (points > 0).all()
         starts = [0.0, *points.tolist()]
@@ -89,7 +90,7 @@ def test_all_of_them_are_found(seed: int) -> None:
     """Regrets are multiples of 1/8, so changes can only be at multiples of 1/8: try every one."""
     graph = build_graph(MemoryTrace(toy_requests(seed, requests=2, ks=(5,), limit=25, grain=0.125, extra=25)))
     for mode in MODES:
-        for (gate, cap), points in zip(PAIRS, breakpoints_of(graph, PAIRS, OFF_TRACE[mode], PAPER), strict=True):
+        for (gate, cap), points in zip(PAIRS, breakpoints_of(graph, PAIRS, off_trace_code(mode), PAPER), strict=True):
             expected, before = [], decisions(graph, 0.0, gate, cap, mode)
             for budget in [TINY, *(np.arange(1, 900) / 8).tolist()]:
                 here = decisions(graph, budget, gate, cap, mode)
@@ -105,10 +106,10 @@ def test_all_of_them_are_found(seed: int) -> None:
 def test_compiled_and_python_and_threads_agree() -> None:
     graph = build_graph(cases()["arbitrary floats"])
     for mode in MODES:
-        one = breakpoints_of(graph, PAIRS, OFF_TRACE[mode], PAPER, threads=1)
+        one = breakpoints_of(graph, PAIRS, off_trace_code(mode), PAPER, threads=1)
         for other in (
-            breakpoints_of(graph, PAIRS, OFF_TRACE[mode], PAPER, threads=2),
-            breakpoints_of(graph, PAIRS, OFF_TRACE[mode], PAPER, compiled=False),
+            breakpoints_of(graph, PAIRS, off_trace_code(mode), PAPER, threads=2),
+            breakpoints_of(graph, PAIRS, off_trace_code(mode), PAPER, compiled=False),
         ):
             assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("numba_cuda")
 from asdsim.rules.asd import FLOAT32_LEDGER, JUDGES, Reading
 from asdsim.walk import cuda
+from tests.support import machinecode
 from tests.twins.cases import READINGS
 
 ROOT = Path(__file__).parents[2]
@@ -23,14 +24,14 @@ PAPER = Reading()
 
 
 @cache
-def code(name: str, reading: Reading, capability: tuple[int, int]) -> cuda.MachineCode:
-    return cuda.machine_code(name, reading, capability)
+def code(name: str, reading: Reading, capability: tuple[int, int]) -> machinecode.MachineCode:
+    return machinecode.machine_code(name, reading, capability)
 
 
 @pytest.mark.parametrize("name", list(cuda.KERNELS))
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_it_compiles_without_spills(name: str, capability: tuple[int, int]) -> None:
-    if capability not in cuda.known_capabilities():
+    if capability not in machinecode.known_capabilities():
         pytest.skip("the installed toolkit does not know sm_{}{}".format(*capability))
     made = code(name, PAPER, capability)
     print(
@@ -78,19 +79,18 @@ def test_a_fused_product_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     monkeypatch.setitem(JUDGES, "paper", judge)
-    assert "fma.rn.f64" in products(cuda.machine_code("sums", PAPER, (9, 0)).ptx)
+    assert "fma.rn.f64" in products(machinecode.machine_code("sums", PAPER, (9, 0)).ptx)
 
 
-def test_a_kernel_that_needs_more_registers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_needs_more_registers_is_caught() -> None:
     """The report is read, not assumed: held to 32 registers, the same kernel spills."""
-    monkeypatch.setattr(cuda, "MAX_REGISTERS", 32)
-    made = cuda.machine_code("sums", PAPER, (9, 0))
+    made = machinecode.machine_code("sums", PAPER, (9, 0), 32)
     assert made.registers <= 32 and made.spill_stores > 0
 
 
 def test_the_simulator_is_not_taken_for_the_compiler() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from asdsim.walk import cuda\ncuda.machine_code('sums', cuda.Reading(), (9, 0))"],
+        [sys.executable, "-c", "import tests.support.machinecode as m; m.machine_code('sums', m.Reading(), (9, 0))"],
         cwd=ROOT, env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode and "NUMBA_ENABLE_CUDASIM=1 runs kernels as Python" in done.stderr
@@ -100,7 +100,7 @@ def test_it_compiles_where_the_system_has_no_toolkit() -> None:
     """The packages of the extra are enough: no CUDA_HOME, nothing on the path."""
     hidden = {key: value for key, value in os.environ.items() if not key.startswith(("CUDA", "NUMBA_CUDA"))}
     script = (
-        "from asdsim.walk import cuda; made = cuda.machine_code('sums', cuda.Reading(), (9, 0)); "
+        "from tests.support import machinecode as m; made = m.machine_code('sums', m.Reading(), (9, 0)); "
         "print(made.registers, made.spill_stores)"
     )
     done = subprocess.run(

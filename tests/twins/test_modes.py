@@ -17,8 +17,9 @@ import pytest
 from asdsim.rules.asd import Reading
 from asdsim.trace.graph import build_graph
 from asdsim.walk.breakpoints import breakpoints_of
-from asdsim.walk.prepared import prepare
-from asdsim.walk.sweep import OFF_TRACE, sweep_graph, walk_grid
+from asdsim.walk.off_trace import off_trace_code
+from asdsim.walk.recorded import path_arrays
+from asdsim.walk.sweep import sweep_graph, walk_grid
 from tests.twins.cases import MODES, cases, small_grid
 
 ROOT = Path(__file__).parents[2]
@@ -41,13 +42,15 @@ def digest(names: list[str] | None = None) -> str:
             walks = walk_grid(graph, small_grid(), off_trace=mode, device="cpu", threads=2)
             for values in (walks.counts, walks.spent, walks.edge, walks.histogram):
                 sum_of_all.update(np.ascontiguousarray(values).tobytes())
-            ways = ["pairs", "boxes"] + (["lanes"] if mode == "recorded" and prepare(graph).in_order else [])
+            ways = ["pairs", "boxes"] + (["recorded"] if mode == "recorded" and path_arrays(graph) else [])
             found = [sweep_graph(graph, small_grid(), off_trace=mode, device="cpu", by=by, threads=2) for by in ways]
             for figure, values in found[0].items():
                 for other in found[1:]:
                     assert np.array_equal(values, other[figure], equal_nan=values.dtype.kind == "f"), (name, mode)
                 sum_of_all.update(np.ascontiguousarray(values).tobytes())
-            for points in breakpoints_of(graph, [(0.4, 2.0), (np.inf, np.inf)], OFF_TRACE[mode], Reading(), threads=2):
+            for points in breakpoints_of(
+                graph, [(0.4, 2.0), (np.inf, np.inf)], off_trace_code(mode), Reading(), threads=2
+            ):
                 sum_of_all.update(points.tobytes())
     return sum_of_all.hexdigest()
 
@@ -81,7 +84,7 @@ def test_sources_run_without_a_compiler() -> None:
 
 
 @pytest.mark.parametrize("name", ["strict path only", "one empty request"])
-def test_lanes_run_without_a_compiler(name: str) -> None:
+def test_recorded_order_runs_without_a_compiler(name: str) -> None:
     assert in_process(names=(name,), NUMBA_DISABLE_JIT="1") == digest([name])
 
 

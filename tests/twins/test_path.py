@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from asdsim.errors import UsageError
+from asdsim.records import MemoryTrace
 from asdsim.rules.asd import ACCEPT, BUDGET, CAP, GATE
 from asdsim.rules.settings import Grid, Policy
 from asdsim.trace.graph import build_graph
 from asdsim.walk import request as columns
 from asdsim.walk.path import visits
 from asdsim.walk.sweep import walk_grid
-from tests.twins.cases import INF, MODES, cases, small_grid
+from tests.twins.cases import INF, MODES, cases, one_path, small_grid
 
 
 def check(name: str, settings: Grid, mode: str) -> int:
@@ -78,3 +79,12 @@ def test_the_ledger_is_a_float_of_the_rule() -> None:
     first = visits(graph, Policy(INF, INF, 3.0), 0).visits[0]
     regret = float(np.float32(2.0)) - float(np.float32(1.9))
     assert first.charge == regret + regret + regret
+
+
+def test_closeness_knows_the_ledger_that_the_judge_knows() -> None:
+    """.5 is spent before a mismatch of .25: under B = 1 it leaves .25 of the request's budget, .75 of the block's."""
+    blocks = [([1], [2, 3], [0.5]), ([1], [2, 3], [0.25])]
+    graph = build_graph(MemoryTrace([one_path(blocks, limit=9, stop="fixed")]))
+    for ledger, left in (("request", 0.25), ("block", 0.75)):
+        first, second = visits(graph, Policy(1.0, INF, INF, ledger=ledger), 0, "recorded").visits
+        assert (first.closeness, second.spent, second.closeness) == (0.5, 0.5, left)

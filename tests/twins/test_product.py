@@ -1,4 +1,4 @@
-"""Sweeps by lanes and by boxes give the figures of the scalar walk, to the bit."""
+"""Sweeps in recorded order and by boxes give the figures of the scalar walk, to the bit."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import pytest
 from asdsim.records import MemoryTrace
 from asdsim.rules.asd import Reading
 from asdsim.rules.settings import Grid
-from asdsim.stats import masked_quantile
 from asdsim.trace.graph import Graph, build_graph
-from asdsim.walk import product, spread
+from asdsim.walk import boxes, ledgers, product, recorded
 from asdsim.walk.axes import axes_of
-from asdsim.walk.prepared import prepare
+from asdsim.walk.recorded import path_arrays
 from asdsim.walk.sweep import sweep, sweep_graph, walk_grid
 from tests.support.toygraph import toy_requests
-from tests.twins.cases import INF, MODES, READINGS, cases, grid, random_trace, small_grid
+from tests.twins.cases import INF, MODES, READINGS, cases, grid, one_path, random_trace, small_grid
 
 
 def by_pairs(graph: Graph, settings: Grid, mode: str) -> dict[str, np.ndarray]:
@@ -33,18 +32,18 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
 
 
 def ways(graph: Graph, mode: str) -> list[str]:
-    return ["boxes", "lanes"] if mode == "recorded" and prepare(graph).in_order else ["boxes"]
+    return ["boxes", "recorded"] if mode == "recorded" and path_arrays(graph) else ["boxes"]
 
 
 def check(trace: MemoryTrace, settings: Grid, **options) -> int:
     graph = build_graph(trace, settings.layout)
-    lanes = 0
+    in_order = 0
     for mode in MODES:
         expected = by_pairs(graph, settings, mode)
         for by in ways(graph, mode):
             assert_same(expected, sweep_graph(graph, settings, off_trace=mode, device="cpu", by=by, **options))
-            lanes += by == "lanes"
-    return lanes
+            in_order += by == "recorded"
+    return in_order
 
 
 @pytest.mark.parametrize("name", list(cases()))
@@ -53,8 +52,8 @@ def test_every_case(name: str) -> None:
 
 
 def test_random_traces() -> None:
-    lanes = sum(check(random_trace(seed), grid()) for seed in range(40))
-    assert lanes >= 8, "too few of these traces can be walked by lanes"
+    in_order = sum(check(random_trace(seed), grid()) for seed in range(40))
+    assert in_order >= 8, "too few of these traces can be walked in recorded order"
 
 
 def grid_of(reading: Reading) -> Grid:
@@ -140,21 +139,40 @@ def test_walks_go_on_from_where_a_gate_changes_them(limit: int) -> None:
 
 def test_sums_beyond_32_bits_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are added up in blocks that cannot run over; with a huge limit every request is a block."""
-    made = toy_requests(9, requests=4, ks=(3,), limit=30, extra=0)
-    trace = MemoryTrace(made)
-    graph = build_graph(trace)
+    graph = build_graph(MemoryTrace(toy_requests(9, requests=4, ks=(3,), limit=30, extra=0)))
     limits = np.full(4, 1 << 30, np.int32)
-    every = np.ones(4, bool)
-    assert [block.tolist() for block, _ in product._blocks(limits, 3, every)] == [[0], [1], [2], [3]]
-    some = [(block.tolist(), flag) for block, flag in product._blocks(limits, 1, np.array([True, False, True, True]))]
-    assert some == [([0], True), ([2], True), ([3], True), ([1], False)]
-    assert [block.tolist() for block, _ in product._blocks(limits // 4, 1, every)] == [[0, 1, 2, 3]]
+    assert [block.tolist() for block in product._blocks(limits, 3)] == [[0], [1], [2], [3]]
+    assert [block.tolist() for block in product._blocks(limits, 1)] == [[0], [1], [2], [3]]
+    assert [block.tolist() for block in product._blocks(limits // 2, 1)] == [[0, 1, 2], [3]]
+    assert [block.tolist() for block in product._blocks(limits // 4, 1)] == [[0, 1, 2, 3]]
     expected = {mode: by_pairs(graph, grid(), mode) for mode in MODES}
-    cut = [(np.array([0]), True), (np.array([1, 2]), True), (np.array([3]), True)]
-    monkeypatch.setattr(product, "_blocks", lambda *_: iter(cut))
+    monkeypatch.setattr(product, "_blocks", lambda *_: iter([np.array([0]), np.array([1, 2]), np.array([3])]))
     for mode in MODES:
         for by in ways(graph, mode):
             assert_same(expected[mode], sweep_graph(graph, grid(), off_trace=mode, device="cpu", by=by))
+
+
+@pytest.mark.parametrize("corners", [0, 1 << 60])
+def test_as_many_boxes_wait_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch, corners: int) -> None:
+    """Every mismatch of a walk of twelve blocks of K = 1 leaves a box behind along each of the three axes.
+
+    The room for them is bounded by the cuts of one walk, not by the settings: a bound that is too small is an error,
+    not a write out of bounds.
+    """
+    monkeypatch.setattr(product, "CORNERS_FROM", corners)
+    regrets = [0.5, *(float(n) for n in range(1, 7))]
+    strict = [([1], [2, 3], [regrets[n % len(regrets)]]) for n in range(12)]
+    graph = build_graph(MemoryTrace([one_path(strict, limit=12, stop="fixed")]))
+    budgets = [0, 0.5, 1, 1.5, 2, 3.5, 5, 6.5, 8, 10.5, 13, 15.5, 18, 21.5]
+    settings = Grid.product(budgets, np.linspace(0, 7, 14), [0, 1])
+    for mode in MODES:
+        expected = by_pairs(graph, settings, mode)
+        assert_same(expected, sweep_graph(graph, settings, off_trace=mode, device="cpu", by="boxes", threads=1))
+    whole = boxes.stack_for(len(settings), 1, 12)
+    assert len(whole.boxes) == 3 * 12 + 1
+    monkeypatch.setattr(boxes, "CUTS", 1)
+    with pytest.raises(IndexError, match="more boxes wait than there is room for"):
+        sweep_graph(graph, settings, off_trace="recorded", device="cpu", by="boxes", threads=1)
 
 
 def test_a_strict_path_that_was_not_captured() -> None:
@@ -183,25 +201,17 @@ def test_auto_takes_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = MemoryTrace(toy_requests(7, requests=2, ks=(4,), extra=0, limit=30))
     graph = build_graph(trace)
     taken = []
-    for name in ("_Lanes", "_Boxes"):
-        kind = getattr(product, name)
-        monkeypatch.setattr(product, name, type(name, (kind,), {"tile": _noting(kind.tile, taken, name)}))
+    for module in (recorded, boxes):
+        kernel = module.kernel
+        monkeypatch.setattr(module, "kernel", lambda reading, k=kernel, m=module: taken.append(m) or k(reading))
     monkeypatch.setattr("asdsim.walk.sweep.PAIRS_UP_TO", 0)
     for mode in MODES:
         assert_same(by_pairs(graph, grid(), mode), sweep_graph(graph, grid(), off_trace=mode, device="cpu"))
-    assert set(taken) == {"_Lanes", "_Boxes"}
+    assert set(taken) == {recorded, boxes}
     taken.clear()
     monkeypatch.setattr("asdsim.walk.sweep.PAIRS_UP_TO", 1 << 60)
     sweep_graph(graph, grid(), device="cpu")
     assert not taken
-
-
-def _noting(method, taken, name):  # type: ignore[no-untyped-def]
-    def tile(self, *arguments):  # type: ignore[no-untyped-def]
-        taken.append(name)
-        return method(self, *arguments)
-
-    return tile
 
 
 def test_sources_run_as_python_too() -> None:
@@ -215,19 +225,22 @@ def test_sources_run_as_python_too() -> None:
 
 @pytest.mark.parametrize("requests", [1, 2, 5, 24, 150, 164, 400])
 @pytest.mark.parametrize("absent", [0.0, 0.3, 1.0])
-def test_spread(requests: int, absent: float) -> None:
+def test_ledgers(requests: int, absent: float) -> None:
+    """Both forms of the percentile are numpy's linear one, to the bit; the sum runs from the first request on."""
     rng = np.random.default_rng(requests)
     shape = (requests, 3, 2, 37)
     spent = np.where(rng.random(shape) < 0.5, rng.integers(0, 5, shape) / 4, rng.random(shape) * 8)
     spent[rng.random(shape) < absent] = -1.0
-    row_of = np.sort(rng.integers(0, 3, (requests, 3)), axis=1).astype(np.int32)
     total, highest, p95 = (np.zeros(shape[1:]) for _ in range(3))
-    spread.kernel()(spent, row_of, 0.95, *spread.scratch(requests, *shape[2:]), total, highest, p95)
-    laid = np.stack([spent[r][row_of[r]] for r in range(requests)], axis=-1)
-    keep = laid >= 0
-    assert np.array_equal(p95, masked_quantile(laid, keep, 0.95), equal_nan=True)
-    expected = np.zeros(shape[1:])
-    for r in range(requests):
-        expected += np.where(keep[..., r], laid[..., r], 0.0)
-    assert np.array_equal(total, expected)
-    assert np.array_equal(highest, np.where(keep.any(-1), laid.max(-1), np.nan), equal_nan=True)
+    ledgers.kernel()(spent, ledgers.scratch(requests, *shape[2:]), total, highest, p95)
+    by_setting = spent.reshape(requests, -1).T
+    keep = by_setting >= 0
+    assert np.array_equal(p95.ravel(), ledgers.percentile(by_setting, keep), equal_nan=True)
+    for n, (row, kept) in enumerate(zip(by_setting, keep, strict=True)):
+        linear = np.quantile(row[kept], 0.95) if kept.any() else np.nan
+        assert p95.ravel()[n] == pytest.approx(linear, rel=1e-15, nan_ok=True)
+        expected = 0.0
+        for value in row[kept]:
+            expected += value
+        assert total.ravel()[n] == expected
+        assert np.array_equal(highest.ravel()[n], row[kept].max() if kept.any() else np.nan, equal_nan=True)

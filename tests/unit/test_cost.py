@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +98,36 @@ def test_tables_that_cannot_be_meant(rows, message: str) -> None:
         from_rows(rows, "table")
     with pytest.raises(UsageError, match="unknown cost"):
         read_cost("h21")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.json", b'{"verify_us": true}', "row 1: verify_us True is not a number"),
+        ("a.json", b'{"verify_us": 1e999}', "is no time"),
+        ("a.json", b'{"verify_us": NaN}', "is no time"),
+        ("a.json", b'{"verify_us": 1' + b"0" * 400 + b"}", "is no time"),
+        ("a.json", b'{"verify_us": 1' + b"0" * 5000 + b"}", "more than 4,300 digits"),
+        ("a.json", b'{"verify_us": 0}', "verify_us is 0"),
+        ("a.json", b'{"verify_us": [1]}', "is not a number"),
+        ("a.json", b"[" * 20000, "line 1"),
+        ("a.json", b"[1]", "not a JSON object"),
+        ("a.json", b"\xff\xfe", "text in UTF-16"),
+        ("a.csv", b"verify_us\n1,2\n", "row 1: more cells than columns"),
+        ("a.csv", b"verify_us\n\x1b[31mred\n", "is not a number"),
+        ("a.csv", b"", "no rows"),
+    ],
+)
+def test_a_hostile_table_is_one_clear_error(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UsageError, match=re.escape(message)) as refused:
+        read_cost(str(tmp_path / name))
+    assert "\x1b" not in str(refused.value)
+
+
+def test_tables_as_spreadsheets_and_tools_write_them(tmp_path: Path) -> None:
+    table = b"\xef\xbb\xbfverify_us,draft_us\r\n20,5\r\n"
+    for name, data in (("a.csv", table), ("a.csv.gz", gzip.compress(table)), ("a.json", b'[\n {"verify_us": "20",\n'
+                       b'  "draft_us": 5}\n]'), ("a.jsonl", b'{"verify_us": 20, "draft_us": 5}\n')):  # fmt: skip
+        (tmp_path / name).write_bytes(data)
+        assert read_cost(str(tmp_path / name)).step(7, 1000) == 25

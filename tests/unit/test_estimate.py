@@ -9,7 +9,7 @@ import asdsim
 from asdsim.errors import UsageError
 from asdsim.records import MemoryTrace
 from asdsim.rules.settings import Grid
-from asdsim.studies.compare import Bench
+from asdsim.studies.compare import Meter
 from asdsim.trace.graph import MISSING, build_graph
 from asdsim.walk import estimate
 from asdsim.walk.request import ACCEPTED, STEPS, TOKENS
@@ -76,5 +76,5 @@ def test_pooled_is_the_exact_walk_where_nothing_is_missing() -> None:
     pooled, exact = (asdsim.replay(trace, **grid, off_trace=mode).frame() for mode in ("pooled", "stop"))
     assert (exact["exact_share"] == 1).all()
     assert pooled.drop("off_trace").equals(exact.drop("off_trace"))
-    measured = Bench(asdsim.load(trace)).measure(Grid.product(8, 0.25, 2))
+    measured = Meter(asdsim.load(trace)).measure(Grid.product(8, 0.25, 2))
     assert measured.tokens.sum() == exact["completion_tokens"][1] and measured.steps.sum() == exact["num_spec_steps"][1]

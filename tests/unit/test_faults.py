@@ -8,8 +8,9 @@ import pytest
 
 from asdsim.records import NO_PARENT, MemoryTrace, RequestRecord, StepRecord
 from asdsim.rules.settings import Grid
-from asdsim.trace.graph import build_graph, edge_tokens_of
+from asdsim.trace.graph import build_graph
 from asdsim.trace.tables import to_numpy
+from asdsim.trace.tokens import edge_tokens
 from asdsim.walk.sweep import sweep, walk_grid
 from tests.support.toygraph import record_step
 
@@ -44,7 +45,7 @@ def figures(
     grid = Grid.product(B, g, M)
     row = sweep(lambda part: walk_grid(graph, part, device="cpu"), grid, 1, off_trace="stop")
     edge = int(walk_grid(graph, grid, device="cpu").edge[0, 0])
-    return {name: values[0] for name, values in row.items()}, edge_tokens_of(trace, graph, edge)
+    return {name: values[0] for name, values in row.items()}, edge_tokens(trace, graph, edge)
 
 
 def test_fault_1_nothing_counts_past_an_eos():

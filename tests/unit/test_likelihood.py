@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import asdsim
-from asdsim.evaluate.likelihood import apart, edge_table
-from asdsim.records import MemoryTrace
+from asdsim.evaluate.outputs import apart, edge_table
+from asdsim.records import FORBIDDEN_LOGIT, NO_PARENT, MemoryTrace, RequestRecord, StepRecord
 from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.covered import covered_settings
-from asdsim.trace.graph import build_graph, edge_tokens_of
+from asdsim.trace.graph import build_graph
+from asdsim.trace.tokens import edge_tokens
 from asdsim.walk.path import visits
 from asdsim.walk.sweep import walk_grid
 from tests.support.toygraph import toy_requests
@@ -56,9 +57,38 @@ def test_sums_are_those_of_the_tokens_one_by_one() -> None:
             edge = walk[-1].edge
             assert table.logprob[edge] == pytest.approx(logprob, abs=1e-9)
             assert table.best[edge] == pytest.approx(best, abs=1e-9)
-            assert np.frombuffer(table.output(edge), "<i4").tolist() == edge_tokens_of(trace, graph, edge)
+            assert np.frombuffer(table.output(edge), "<i4").tolist() == edge_tokens(trace, graph, edge)
             seen += exact
     assert seen > 4 and table.output(-1) == b""
+
+
+def recorded(step_id: int, parent: tuple[int, int], start: int, drafts: list[int], best: list[int], rows: list[float],
+             total: list[float]) -> StepRecord:  # fmt: skip
+    """Return a step with the logits of its drafts and, last, of its bonus token, and their logsumexp."""
+    top = np.array([[logit, logit - 1.0] for logit in rows], np.float32)
+    logits = [logit if draft == y else FORBIDDEN_LOGIT for draft, y, logit in zip(drafts, best, rows, strict=False)]
+    ids = np.array([[y, (y + 1) % 8] for y in best], np.int32)
+    return StepRecord(
+        step_id, *parent, start, np.array(drafts, np.int32), np.array(best, np.int32), np.array(logits, np.float32),
+        np.array([0 if draft == y else 7 for draft, y in zip(drafts, best, strict=False)], np.int32), ids, top,
+        np.array(total, np.float32), np.zeros(len(rows), np.float32),
+    )  # fmt: skip
+
+
+def test_a_token_that_the_target_forbids_touches_no_other_sum() -> None:
+    request = RequestRecord("one", "toy", (1,), "", None, 6, (), "fixed")
+    steps = [
+        # The first draft is forbidden: its logit, about -3.4e38, would swallow every later one in a running sum.
+        recorded(0, (NO_PARENT, NO_PARENT), 0, [5, 2], [1, 3, 4], [2.0, 1.0, 1.0], [2.5, 2.0, 2.0]),
+        recorded(1, (0, 0), 1, [3, 4], [3, 4, 6], [1.0, 0.5, 3.0], [2.0, 1.75, 3.25]),
+    ]
+    trace = MemoryTrace([(request, steps)])
+    graph = build_graph(trace)
+    visit = visits(graph, STRICT, 0).visits[-1]
+    table = edge_table(trace, graph)
+    assert np.frombuffer(table.output(visit.edge), "<i4").tolist() == [1, 3, 4, 6]
+    # 2 - 2.5 for the target's own token, then 1 - 2, .5 - 1.75 and 3 - 3.25; without the drafts -.75.
+    assert table.logprob[visit.edge] == table.best[visit.edge] == -3.0
 
 
 def test_where_outputs_part_and_how_far() -> None:

@@ -10,11 +10,12 @@ import pytest
 import asdsim
 from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
-from asdsim.evaluate.outputs import UNKNOWN, first_difference
+from asdsim.evaluate.outputs import UNKNOWN
 from asdsim.live.cover import cover_with
 from asdsim.records import RequestRecord
 from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.manifest import Manifest
+from asdsim.trace.tokens import first_difference
 from asdsim.trace.writer import TraceWriter
 from tests.support.toymodels import ToyDrafter, ToyTarget
 
@@ -68,7 +69,7 @@ def test_divergence_counts_requests_and_positions(world):
             for request in requests
         ]
         parted = [position for position in first if position >= 0]
-        assert (row["requests"], row["outputs_differ"]) == (5, len(parted))
+        assert (row["requests"], row["exact"], row["outputs_differ"]) == (5, True, len(parted))
         assert row["outputs_differ_share"] == len(parted) / 5
         assert row["first_difference_mean"] == (sum(parted) / len(parted) if parted else None)
     assert table["outputs_differ"].max() > 0 and table["outputs_differ"][0] == 0
@@ -91,7 +92,9 @@ def test_what_is_not_captured_is_unknown_and_cannot_be_asked_for(world):
     assert not exact.all()
     outputs = result.outputs()
     assert ((outputs.which[0] == UNKNOWN) == ~exact).all()
-    assert outputs.divergence()["requests"][0] == exact.sum()
+    row = outputs.divergence().to_dicts()[0]
+    assert row["requests"] == exact.sum() and not row["exact"]
+    assert row["outputs_differ_share"] is None and row["first_difference_mean"] is None
     with pytest.raises(asdsim.AsdsimError, match="run asdsim cover"):
         result.tokens(0, int(np.flatnonzero(~exact)[0]))
 

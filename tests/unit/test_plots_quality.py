@@ -10,7 +10,7 @@ import pytest
 
 import asdsim
 from asdsim.errors import UsageError
-from asdsim.evaluate.quality import judge
+from asdsim.evaluate.quality import Evaluator
 from asdsim.plots import quality as plots_quality
 from asdsim.rules.settings import Grid
 from asdsim.stats import Intervals
@@ -27,7 +27,8 @@ def test_front_keeps_what_nothing_beats() -> None:
 @pytest.fixture(scope="module")
 def frame() -> pl.DataFrame:
     trace = asdsim.load(TRACE)
-    return judge(trace, Grid.product("0,2,8", ".25,.5", "1,2"), scorer=lambda r, tokens: r % 2 == 0).frame()
+    evaluator = Evaluator(trace, scorer=lambda r, tokens: r % 2 == 0)
+    return evaluator.evaluate(Grid.product("0,2,8", ".25,.5", "1,2")).frame()
 
 
 def test_fronts_show_every_exact_setting_and_intervals_of_the_best(frame) -> None:

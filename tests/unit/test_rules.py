@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from asdsim.errors import UsageError
-from asdsim.records import NO_PARENT, MemoryTrace, RequestRecord
+from asdsim.records import FORBIDDEN_LOGIT, NO_PARENT, MemoryTrace, RequestRecord
 from asdsim.rules import NAMES, get_rule
 from asdsim.rules.fly import top3_entropy
-from asdsim.rules.scoring import Layout, Rows, lay_out, run_lengths, suffix_values, uniform
+from asdsim.rules.scoring import Layout, Rows, lay_out, regrets_of, run_lengths, suffix_values, uniform
 from asdsim.rules.settings import rule_grids
 from asdsim.rules.spec import Seen
 from asdsim.trace.graph import build_graph
@@ -64,7 +64,11 @@ def test_medusa_takes_the_smaller_threshold() -> None:
     assert accepts("medusa", seen(entropy=0.0), eps=p - 0.01)  # p(x) > eps is enough
     assert not accepts("medusa", seen(entropy=0.0), eps=0.5, alpha=0.5)
     assert accepts("medusa", seen(entropy=3.0), eps=0.5, alpha=0.5)  # .5 exp(-3) < p(x)
-    assert accepts("medusa", seen(z=2.0, entropy=1.5)) == (math.exp(2.0 - 4.5) > min(0.09, 0.3 * math.exp(-1.5)))
+    assert not accepts("medusa", seen(entropy=0.0), eps=0.5, alpha=p)  # p(x) = alpha exp(-0) is not above it
+    assert accepts("medusa", seen(entropy=0.0), eps=0.5, alpha=float(np.nextafter(p, 0.0)))
+    assert accepts("medusa", seen(z=2.0, entropy=1.5))  # exp(-2.5) = .0821 > .3 exp(-1.5) = .0669
+    assert not accepts("medusa", seen(z=1.5, entropy=1.5))  # exp(-3) = .0498
+    assert not accepts("medusa", seen(z=2.0, entropy=1.2))  # .0821 < .3 exp(-1.2) = .0904, and < eps = .09
 
 
 def test_fly_waits_for_the_window() -> None:
@@ -101,7 +105,15 @@ def test_uniform_numbers_depend_on_seed_request_and_position() -> None:
     assert len(np.unique(values)) == len(values) and values.min() >= 0 and values.max() < 1
     assert abs(values.mean() - 0.5) < 0.01 and abs((values < 0.1).mean() - 0.1) < 0.01
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
-    assert uniform(0, "a", 3) == uniform(0, "a", 3)
+    assert uniform(0, "a", 3) == 0.7667059841692372  # fixed for good: sampled rules must replay as they ran
+
+
+def test_a_forbidden_token_has_infinite_regret() -> None:
+    best = np.array([2.0, 2.0, 0.1], np.float32)
+    assert regrets_of(best, np.array([1.5, FORBIDDEN_LOGIT, 0.1], np.float32)).tolist() == [0.5, math.inf, 0.0]
+    # In float64, from the float32 that were recorded: .1 - .3 of float32 is another number.
+    exact = float(np.float32(0.3)) - float(np.float32(0.1))
+    assert regrets_of(np.array([0.3], np.float32), np.array([0.1], np.float32)).tolist() == [exact]
 
 
 def test_run_lengths_stop_at_mismatches_and_block_ends() -> None:

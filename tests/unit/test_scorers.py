@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asdsim.errors import UsageError
-from asdsim.evaluate.scorers import exact, gsm8k, humaneval, make_scorer, parse_chosen
+from asdsim.evaluate.scorers import custom, exact, gsm8k, humaneval, make_scorer, parse_chosen, scorer_name
 from asdsim.records import RequestRecord
 
 TEST = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0\n"
@@ -76,3 +76,60 @@ def test_scorers_are_named_right() -> None:
         parse_chosen(("jsonl=gsm8",))
     with pytest.raises(UsageError, match="not TASK=SCORER"):
         parse_chosen(("exact",))
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "right"),
+    [("it is Paris.", " Paris\n", True), ("it is paris.", "Paris", False), ("anything", "", False), ("x", None, False)],
+)
+def test_contains(text: str, reference: str | None, right: bool) -> None:
+    assert custom.contains(text, reference) is right
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "reference", "right"),
+    [
+        (r"^def ", "def f(): pass", None, True),
+        (r"^def ", "undef f", "def", False),
+        (r"answer: (\d+)", "answer: 7, no, answer: 12", "12 ", True),
+        (r"answer: (\d+)", "answer: 12, no, answer: 7", "12", False),
+        (r"answer: (\d+)", "none", "12", False),
+        (r"answer: (\d+)", "answer: 12", None, False),
+        (r"(a)?b", "b", "a", False),
+    ],
+)
+def test_patterns(pattern: str, text: str, reference: str | None, right: bool) -> None:
+    assert custom.by_pattern(pattern)(text, reference) is right
+
+
+def test_functions_of_a_user(tmp_path, monkeypatch) -> None:
+    (tmp_path / "scorers_of_mine.py").write_text(
+        "import numpy as np\ndef same(text, reference): return np.bool_(text == reference)\n"
+        "def bad(text, reference): return 'yes'\ndef fails(text, reference): return text / 2\nvalue = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert custom.by_function("scorers_of_mine:same")("a", "a") is True
+    with pytest.raises(UsageError, match="returned 'yes', not True or False"):
+        custom.by_function("scorers_of_mine:bad")("a", "a")
+    with pytest.raises(UsageError, match="scorers_of_mine:fails failed: TypeError"):
+        custom.by_function("scorers_of_mine:fails")("a", "a")
+    for name, message in (("scorers_of_mine:none", "AttributeError"), ("scorers_of_mine:value", "is no function"),
+                          ("nowhere.at_all:f", "ModuleNotFoundError")):  # fmt: skip
+        with pytest.raises(UsageError, match=message):
+            custom.by_function(name)
+
+
+def test_a_task_gets_the_scorer_that_was_named() -> None:
+    assert parse_chosen(("a=regex:x=(1)", "b=contains", "c=my.module:score")) == {
+        "a": "regex:x=(1)", "b": "contains", "c": "my.module:score",
+    }  # fmt: skip
+    for item in ("a=contain", "a=module:", "a=:f", "a=b-c:f", "a=b:f:g", "=exact"):
+        with pytest.raises(UsageError):
+            parse_chosen((item,))
+    open_question = RequestRecord("1", "mt-bench", (1,), "p", None, 5, (), "natural")
+    assert scorer_name(open_question, {"mt-bench": "regex:x"}, False) == "regex:x"
+    assert scorer_name(open_question, {"mt-bench": "contains"}, False) is None  # no reference to look for
+    assert scorer_name(open_question, {}, False) is None
+    program = RequestRecord("2", "humaneval", (1,), "p", "ref", 5, (), "natural")
+    assert scorer_name(program, {}, False) is None and scorer_name(program, {}, True) == "humaneval"
+    assert make_scorer([program], str, chosen={"humaneval": "contains"})(0, b"") is False

@@ -95,6 +95,9 @@ def test_wilson_share() -> None:
     assert np.allclose(out.low, [0.0, 0.2553, 0.7225], atol=1e-4)  # 81 of 263: Newcombe 1998, table I
     assert np.allclose(out.high, [0.2775, 0.3662, 1.0], atol=1e-4)
     assert np.isnan(stats.share_interval(0, 0).low[0])
+    few = stats.share_interval([1, 9, 0], [10, 10, 10])  # (z^2 + 2k - z sqrt(z^2 + 4k(1 - k/n))) / 2(n + z^2)
+    assert np.allclose(few.low, [0.0179, 0.5958, 0.0], atol=1e-4)
+    assert np.allclose(few.high, [0.4042, 0.9821, 0.2775], atol=1e-4)
 
 
 def test_newcombe_paired_difference() -> None:
@@ -102,6 +105,9 @@ def test_newcombe_paired_difference() -> None:
     # 0.
     out = stats.paired_difference(36, 12, 2, 0)
     assert np.allclose([out.value[0], out.low[0], out.high[0]], [0.2, 0.0569, 0.3404], atol=1e-4)
+    # With both kinds of agreement the continuity correction counts: phi = (20 x 16 - 12 x 2 - 25) / sqrt(32 18 22 28).
+    out = stats.paired_difference(20, 12, 2, 16)
+    assert np.allclose([out.value[0], out.low[0], out.high[0]], [0.2, 0.0562, 0.3292], atol=1e-4)
     still = stats.paired_difference(15, 0, 0, 5)
     assert still.value[0] == 0 and still.low[0] < 0 < still.high[0]
 
@@ -122,3 +128,44 @@ def test_what_cannot_be_meant_is_refused() -> None:
     assert stats.few(2) == stats.few(1, 2, 0) == "2 requests give no interval"
     assert "3 requests are few" in stats.few(2, 3)
     assert stats.few(0) == stats.few() == "no request is left, which gives no interval"
+
+
+def test_the_acceleration_leans_to_the_long_tail() -> None:
+    """On skewed data, whose acceleration is large; against scipy's, and the very ends."""
+    n = 20
+    values = np.log(1 - (np.arange(1, n + 1) - 0.5) / n) ** 2  # squared exponentials, by their quantiles
+    columns = {"tokens": values, "steps": np.ones(n)}
+    ours = stats.Resampled(columns, stats.resample_weights(n, 40_000)).interval(ratio, expand=False)
+    theirs = scipy_stats.bootstrap(
+        (values,), lambda x, axis: x.mean(axis), vectorized=True, n_resamples=40_000, method="BCa",
+        rng=np.random.default_rng(1),
+    ).confidence_interval  # fmt: skip
+    assert ours.low[0] == pytest.approx(theirs.low, rel=0.02) and ours.high[0] == pytest.approx(theirs.high, rel=0.02)
+    wide = stats.Resampled(columns, stats.resample_weights(n)).interval(ratio)
+    assert [wide.low[0], wide.high[0]] == pytest.approx([0.8464, 4.5315], abs=1e-4)
+    assert wide.high[0] - wide.value[0] > 2.5 * (wide.value[0] - wide.low[0])
+
+
+def test_a_ratio_over_many_requests_has_the_same_interval_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tracemalloc
+
+    rng = np.random.default_rng(3)
+    steps = rng.integers(20, 60, 1000).astype(float)
+    tokens = steps * rng.gamma(9.0, 0.3, 1000)
+    by_weights = stats.ratio_interval(tokens, steps)
+    monkeypatch.setattr(stats, "MANY", 999)
+    tracemalloc.start()
+    one_by_one = stats.ratio_interval(tokens, steps)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert by_weights is not None and one_by_one is not None
+    width = by_weights[1] - by_weights[0]
+    assert np.allclose(one_by_one, by_weights, atol=0.06 * width)  # two draws of 2000 resamples
+
+
+def test_resamples_equal_to_the_value_count_half_on_either_side() -> None:
+    """Six right of twelve requests: a quarter of all resamples equal the value, and the interval is symmetric."""
+    columns = {"tokens": np.repeat([0.0, 1.0], 6), "steps": np.ones(12)}
+    for expand in (False, True):
+        out = stats.Resampled(columns, stats.resample_weights(12, 20_000)).interval(ratio, expand=expand)
+        assert out.low[0] + out.high[0] == pytest.approx(1.0, abs=0.01) and out.low[0] <= 0.25

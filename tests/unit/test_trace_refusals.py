@@ -43,6 +43,66 @@ def double_row(row: int) -> Callable[[pa.Table], pa.Table]:
 
 
 NAN, INF = float("nan"), float("inf")
+FORBIDDEN = float(np.finfo(np.float32).min)
+
+
+def rows_where(table: pa.Table, fits: Callable[[dict[str, Any]], bool]) -> int:
+    """Return the first row that fits."""
+    return next(number for number, row in enumerate(table.to_pylist()) if fits(row))
+
+
+def twice_while_logits_fall(table: pa.Table) -> pa.Table:
+    """Put the id of rank 0 at rank 2 too, in a row whose logits fall there: the order alone says nothing."""
+    row = rows_where(table, lambda r: r["top1_logit"] > r["top2_logit"] > r["top3_logit"] > r["top4_logit"])
+    return set_cell("top3_id", row, table["top1_id"][row].as_py())(table)
+
+
+def last_twice(table: pa.Table) -> pa.Table:
+    """Put the id of rank 6 at rank 7 too."""
+    row = rows_where(table, lambda r: r["top6_logit"] > r["top7_logit"] > r["top8_logit"])
+    return set_cell("top8_id", row, table["top7_id"][row].as_py())(table)
+
+
+def unlisted_tie(table: pa.Table, above: bool = False) -> pa.Table:
+    """Let a draft token beyond the top k tie the last logit, with an id below (or above) the one listed there."""
+    listed = [f"top{rank}_id" for rank in range(1, 9)]
+
+    def free(r: dict[str, Any]) -> list[int]:
+        ids = range(r["top8_id"] + 1, 40) if above else range(r["top8_id"])
+        return [token for token in ids if token not in [r[name] for name in listed]]
+
+    row = rows_where(table, lambda r: r["rank"] is not None and r["rank"] >= 8 and free(r))
+    cells = table.slice(row, 1).to_pylist()[0]
+    return set_cell("draft_id", row, free(cells)[0])(set_cell("draft_logit", row, cells["top8_logit"])(table))
+
+
+def listed_though_far(table: pa.Table) -> pa.Table:
+    """Let a draft token beyond the top k be one of the listed ids."""
+    row = rows_where(table, lambda r: r["rank"] is not None and r["rank"] >= 8)
+    return set_cell("draft_id", row, table["top2_id"][row].as_py())(table)
+
+
+def far_above_the_last(table: pa.Table) -> pa.Table:
+    row = rows_where(table, lambda r: r["rank"] is not None and r["rank"] >= 8)
+    return set_cell("draft_logit", row, table["top8_logit"][row].as_py() + 0.25)(table)
+
+
+def tie_in_falling_ids(table: pa.Table) -> pa.Table:
+    """Swap the ids of two ranks of one logit."""
+    row = rows_where(table, lambda r: r["top2_logit"] == r["top3_logit"])
+    second, third = (table[name][row].as_py() for name in ("top2_id", "top3_id"))
+    return set_cell("top2_id", row, third)(set_cell("top3_id", row, second)(table))
+
+
+def all_forbidden(table: pa.Table) -> pa.Table:
+    for rank in range(1, 9):
+        table = set_cell(f"top{rank}_logit", 4, FORBIDDEN)(set_cell(f"top{rank}_id", 4, rank)(table))
+    return table
+
+
+def raised(column: str, row: int, by: float) -> Callable[[pa.Table], pa.Table]:
+    return lambda table: set_cell(column, row, table[column][row].as_py() + by)(table)
+
 
 EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("nan logit", "positions", set_cell("top3_logit", 7, NAN), "not finite"),
@@ -64,14 +124,37 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("no rank", "positions", set_cell("rank", 0, None), "missing"),
     ("a draft in the bonus row", "positions", set_cell("draft_id", 4, 1), "bonus row"),
     ("a divergence in the bonus row", "positions", set_cell("kl", 4, 0.5), "kl 0.5 stands in the bonus row"),
-    ("divergence", "positions", set_cell("js", 0, 1.5), "js 1.5 cannot be"),
-    ("negative divergence", "positions", set_cell("kl", 0, -1.0), "kl -1.0 cannot be"),
-    ("log-probability", "positions", set_cell("draft_logprob", 0, 0.5), "draft_logprob 0.5 cannot be"),
+    ("divergence", "positions", set_cell("js", 0, 1.5), "js 1.5 is out of range"),
+    ("negative divergence", "positions", set_cell("kl", 0, -1.0), "kl -1.0 is out of range"),
+    ("log-probability", "positions", set_cell("draft_logprob", 0, 0.5), "draft_logprob 0.5 is out of range"),
     ("logsumexp", "positions", set_cell("logsumexp", 0, -90.0), "logsumexp -90.0 does not fit"),
     ("nan entropy", "positions", set_cell("entropy", 0, NAN), "entropy nan"),
     ("entropy", "positions", set_cell("entropy", 0, 9.0), "entropy 9.0 is not in"),
     ("parent position", "positions", set_cell("parent_position", 2, 2), "parent_position 2"),
     ("no parent position", "positions", set_cell("parent_position", 2, None), "parent_position -1"),
+    ("an id twice, logits falling", "positions", twice_while_logits_fall, "a top id is there twice"),
+    ("the last id twice", "positions", last_twice, "a top id is there twice"),
+    ("a tie in falling ids", "positions", tie_in_falling_ids, "not ordered by"),
+    ("an unlisted draft ties the last logit", "positions", unlisted_tie, "rank .* does not fit draft token"),
+    ("a listed draft of a far rank", "positions", listed_though_far, "rank .* does not fit draft token"),
+    ("a far draft above the last logit", "positions", far_above_the_last, "rank .* does not fit draft token"),
+    ("no finite logit", "positions", all_forbidden, "no token of the row has a finite logit"),
+    ("rank beyond the vocabulary", "positions", set_cell("rank", 0, 40), "rank 40 is not in 0 .. 39|is missing"),
+    ("id at the end of the vocabulary", "positions", set_cell("top8_id", 3, 40), "outside the vocabulary of 40"),
+    ("logsumexp far too high", "positions", raised("logsumexp", 0, 90.0), "logsumexp .* does not fit the largest"),
+    ("logsumexp too high", "positions", raised("logsumexp", 0, 4.0), "logsumexp .* does not fit the largest"),
+    ("logsumexp too low", "positions", raised("logsumexp", 0, -4.0), "logsumexp .* does not fit the largest"),
+    ("infinite logsumexp", "positions", set_cell("logsumexp", 0, INF), "logsumexp inf does not fit"),
+    ("negative entropy", "positions", set_cell("entropy", 0, -0.1), "entropy -0.1.* is not in"),
+    ("infinite log-probability", "positions", set_cell("draft_logprob", 0, -INF), "draft_logprob -inf is out of range"),
+    ("negative distance", "positions", set_cell("js", 0, -0.5), "js -0.5 is out of range"),
+    ("divergence that is no number", "positions", set_cell("kl", 0, NAN), "kl nan is out of range"),
+    ("negative parent position", "positions", set_cell("parent_position", 2, -1), "parent_position -1"),
+    ("a parent of the first position", "positions", set_cell("parent_position", 0, 0), "parent_position 0"),
+    ("negative position", "positions", set_cell("i", 0, -1), "fits no step"),
+    ("position one beyond the block", "positions", set_cell("i", 4, 5), "fits no step"),
+    ("a position twice, one missing", "positions", set_cell("i", 2, 1), "fits no step"),
+    ("position of a step before the first", "positions", set_cell("step_id", 2, -1), "fits no step"),
     ("a row missing", "positions", drop_row(11), "fits no step|missing"),
     ("last row missing", "positions", lambda t: t.slice(0, t.num_rows - 1), "is missing"),
     ("a row twice", "positions", double_row(11), "fits no step"),
@@ -116,6 +199,12 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("start of the root", "steps", set_cell("start_pos", 0, 1), "not at the prompt"),
     ("start beyond the limit", "steps", set_cell("start_pos", 2, 500), "not below the token limit"),
     ("wave", "steps", set_cell("wave", 1, -1), "wave -1"),
+    ("a root added by cover", "steps", set_cell("wave", 0, 1), "step 0 is of wave 1"),
+    ("negative start", "steps", set_cell("start_pos", 2, -1), "start_pos -1 is not below"),
+    ("negative parent", "steps", set_cell("parent_step_id", 2, -7), "step -7, is not in the trace"),
+    ("infinite time", "steps", set_cell("select_us", 2, INF), "select_us inf is not a time"),
+    ("a request out of order", "requests", set_cell("request_index", 1, 9), "request_index 2 is not the next"),
+    ("id at the end of the vocabulary in a prompt", "requests", set_cell("prompt_ids", 1, [40]), "prompt_ids holds 40"),
     ("captured path interrupted", "steps", set_cell("wave", 1, 1), "interrupted"),
     ("request missing", "requests", drop_row(1), "a request is missing|does not hold"),
     ("request twice", "requests", double_row(1), "'toy/1' is there twice"),
@@ -154,6 +243,32 @@ def test_reader_refuses(folder: Path, table: str, edit: Callable[[pa.Table], pa.
         read_trace(folder)
     assert str(folder) in str(refused.value)
     assert refused.value.fix
+
+
+HARMLESS: list[tuple[str, str, Callable[[pa.Table], pa.Table]]] = [
+    ("an unlisted draft ties the last logit", "positions", lambda table: unlisted_tie(table, above=True)),
+    ("the largest id", "requests", set_cell("prompt_ids", 1, [39, 0])),
+    ("logsumexp just above", "positions", lambda table: raised("logsumexp", 0, 0.004)(table)),
+    ("an infinite divergence", "positions", set_cell("kl", 0, INF)),
+    ("rounded below 0", "positions", set_cell("js", 0, -0.001)),
+    ("a certain draft token", "positions", set_cell("draft_logprob", 0, 0.0)),
+    ("no time", "steps", set_cell("draft_us", 1, 0.0)),
+    ("an entropy of 0", "positions", set_cell("entropy", 0, 0.0)),
+]
+
+
+@pytest.mark.parametrize(("table", "edit"), [case[1:] for case in HARMLESS], ids=[case[0] for case in HARMLESS])
+def test_reader_takes_what_can_be(folder: Path, table: str, edit: Callable[[pa.Table], pa.Table]) -> None:
+    edit_shard(folder, table, edit)
+    assert read_trace(folder).request_ids()
+
+
+def test_positions_may_come_in_any_order(folder: Path, base: Path) -> None:
+    from tests.support.tracefiles import difference
+
+    edit_shard(folder, "positions", lambda table: table.take(np.random.default_rng(1).permutation(table.num_rows)))
+    edit_shard(folder, "steps", lambda table: table.take(np.random.default_rng(2).permutation(table.num_rows)))
+    assert difference(read_trace(folder), read_trace(base)) is None
 
 
 def test_an_edit_that_changes_nothing_is_read(folder: Path, base: Path) -> None:

@@ -19,7 +19,7 @@ ANCHORS = ("first", "bonus")
 
 
 def check_spec(spec: str) -> tuple[str, str]:
-    """Split ``NAME[:ARGUMENT]`` and refuse what cannot be meant, without loading anything.
+    """Split ``NAME[:ARGUMENT]`` and refuse an unknown name or argument, without loading anything.
 
     Raises
     ------
@@ -56,12 +56,42 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(item) for item in items}))
 
 
+def check_head(
+    spec: str, *, num_draft_tokens: int | None = None, overrides: Mapping[str, Any] | None = None, **loading: Any
+) -> Any:
+    """Refuse, before a target is loaded, what a head's files alone can tell; nothing to do for other drafters.
+
+    Parameters are those of :func:`make_drafter`, and K.
+
+    Returns
+    -------
+    Checkpoint or None
+        What was read, for :func:`make_drafter`; None for a drafter that is no head.
+
+    Raises
+    ------
+    CaptureError, UsageError
+        See :func:`.heads.load_head`.
+    """
+    name, argument = check_spec(spec)
+    check_overrides(name, overrides or {})
+    if name not in HEADS:
+        return None
+    from .heads import check_files
+
+    return check_files(
+        name, argument, num_draft_tokens=num_draft_tokens, overrides=overrides, revision=loading.get("revision"),
+        offline=bool(loading.get("offline")),
+    )  # fmt: skip
+
+
 def make_drafter(
     spec: str,
     target: Any,
     *,
     keep_logits: bool = False,
     overrides: Mapping[str, Any] | None = None,
+    checkpoint: Any = None,
     **loading: Any,
 ) -> Any:
     """Return the drafter that ``spec`` names.
@@ -74,6 +104,8 @@ def make_drafter(
         Hand over logit rows, for divergences.
     overrides : mapping, optional
         For heads, see :data:`FLAGS`: what the checkpoint does not say, or says wrong.
+    checkpoint : Checkpoint, optional
+        What :func:`check_head` read of a head.
     **loading
         ``revision``, ``dtype``, ``device``, ``offline``, ``trust_remote_code`` for ``model:NAME``; a head takes the
         target's dtype and device.
@@ -92,7 +124,7 @@ def make_drafter(
         from .heads import load_head
 
         drafter = load_head(
-            name, argument, target, keep_logits=keep_logits, overrides=overrides,
+            name, argument, target, keep_logits=keep_logits, overrides=overrides, checkpoint=checkpoint,
             revision=loading.get("revision"), offline=bool(loading.get("offline")),
         )  # fmt: skip
     else:

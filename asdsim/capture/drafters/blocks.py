@@ -27,30 +27,52 @@ class Rotary:
     Parameters
     ----------
     rope : dict
-        ``rope_theta``, ``rope_type`` and what belongs to it, see :func:`.formats.rope_of`.
+        ``rope_theta``, ``rope_type`` and what belongs to it, see :func:`.configuration.rope_of`.
     head_dim : int
-    config : mapping
-        Of the layer: ``max_position_embeddings`` where the variant reads it.
     """
 
-    def __init__(self, rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any] | None = None) -> None:
-        given = config or {}
-        self.inner = LlamaRotaryEmbedding(
-            LlamaConfig(
-                hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, rope_theta=rope["rope_theta"],
-                rope_scaling=None if rope.get("rope_type", "default") == "default" else dict(rope),
-                max_position_embeddings=given.get("max_position_embeddings") or 2048,
-            )
-        )  # fmt: skip
+    def __init__(self, rope: Mapping[str, Any], head_dim: int) -> None:
+        with torch.device("cpu"):  # heads are built without memory, on "meta"
+            self.inner = LlamaRotaryEmbedding(
+                LlamaConfig(
+                    hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, rope_theta=rope["rope_theta"],
+                    rope_scaling=None if rope.get("rope_type", "default") == "default" else dict(rope),
+                    max_position_embeddings=_extended(rope),
+                )
+            )  # fmt: skip
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Turn ``x`` (batch, heads, n, width) to ``positions`` (batch or 1, n)."""
         if self.inner.inv_freq.device != x.device:
             self.inner.to(x.device)
-        cos, sin = (part[:, None] for part in self.inner(x, positions))
+        cos, sin = (table[:, None] for table in self.inner(x, positions))
         first, second = x.chunk(2, dim=-1)
         result: torch.Tensor = x * cos + torch.cat([-second, first], dim=-1) * sin
         return result
+
+
+def _extended(rope: Mapping[str, Any]) -> int:
+    """Return the positions that a variant reaches; Transformers compares them with ``factor``, and uses no other."""
+    return round(rope.get("original_max_position_embeddings", 2048) * rope.get("factor", 1.0))
+
+
+def looking_back(queries: torch.Tensor, keys: torch.Tensor, window: int | None = None) -> torch.Tensor:
+    """Return which keys a query of causal attention may look at.
+
+    Parameters
+    ----------
+    queries, keys : int64 (.., n), (.., m)
+        Positions; negative ones are padding, which nothing looks at.
+    window : int, optional
+        The last so many keys only, that of the query among them.
+
+    Returns
+    -------
+    bool tensor (.., n, m)
+    """
+    query, key = queries[..., :, None], keys[..., None, :]
+    seen = (key <= query) & (key >= 0)
+    return seen if window is None else seen & (key > query - window)
 
 
 def attend(
@@ -68,7 +90,7 @@ def attend(
     """
     share = queries.shape[1] // keys.shape[1]
     if share > 1:
-        keys, values = (part.repeat_interleave(share, dim=1) for part in (keys, values))
+        keys, values = (held.repeat_interleave(share, dim=1) for held in (keys, values))
     out = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
     return out.transpose(1, 2).flatten(2)
 
@@ -117,4 +139,4 @@ class Memory:
         self.cut(tokens - self.lag)
 
 
-__all__ = ["Memory", "RMSNorm", "Rotary", "attend", "gated_mlp", "heads_of"]
+__all__ = ["Memory", "RMSNorm", "Rotary", "attend", "gated_mlp", "heads_of", "looking_back"]

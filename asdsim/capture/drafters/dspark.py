@@ -11,7 +11,8 @@ h = RMS(block), U = lm_head(h), and from left to right, with x the token before 
 
 In the layout ``first`` slot k predicts x_{n+1+k}, B drafts; in ``bonus`` slot k >= 1 predicts x_{n+k}, B - 1 drafts.
 The whole block is run whatever K is, because a shorter one has other logits; so proposals nest in K. DFlash has no
-Markov term. Formula and layouts: the public code of DeepSpec, SpecForge and speculators.
+Markov term. A layer may look at a window of the context only, and then mostly backwards within the block, see
+:class:`.configuration.Window`. Formula and layouts: the public code of DeepSpec, SpecForge and speculators.
 """
 
 from __future__ import annotations
@@ -23,10 +24,25 @@ from typing import Any
 import torch
 
 from .blocks import Memory, RMSNorm, Rotary, attend, gated_mlp, heads_of
-from .formats import Checkpoint, rope_of, taps_of
-from .heads import Borrowed, Head, attention_shape, check_size, fill, need, target_shape, vocabulary_of
+from .configuration import (
+    FULL,
+    SLIDING,
+    Window,
+    activation_of,
+    attention_shape,
+    check_layers,
+    count_of,
+    epsilon_of,
+    positions_of,
+    refuse_unread,
+    rope_of,
+    taps_of,
+    windows_of,
+)
+from .formats import Checkpoint, need
+from .heads import Borrowed, Head, check_size, fill, target_shape, tied, vocabulary_of
 
-LAYER = re.compile(r"layers\.(\d+)\.")
+LAYER = re.compile(r"layers\.(\d{1,4})\.")
 
 
 class Attention(torch.nn.Module):
@@ -44,6 +60,7 @@ class Attention(torch.nn.Module):
 
     def entries(self, x: torch.Tensor, positions: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values (batch, heads, n, width) of context or block ``x`` (batch, n, d)."""
+        # Keys are normed before they are turned, so that they can be kept with their positions.
         keys = self.k_norm(heads_of(self.k_proj(x), self.head_dim))
         return rotary(keys, positions), heads_of(self.v_proj(x), self.head_dim)
 
@@ -128,7 +145,7 @@ class DSpark(Head):
     taps : sequence of int
         Hidden states that it reads.
     rope : dict
-        See :func:`.formats.rope_of`.
+        See :func:`.configuration.rope_of`.
     block, mask_id : int
         B and the token that fills a block.
     anchor : {"first", "bonus"}
@@ -146,8 +163,10 @@ class DSpark(Head):
         What the confidence head reads: nothing (there is none), h, or h and W1[token before].
     bias : bool
         Biases of the attention's projections.
-    config : mapping, optional
-        For rotary variants that read more.
+    windows : sequence of Window, optional
+        Of each layer; none where left out.
+    sliding_rope : dict, optional
+        Of layers with a window, where theirs is another.
     """
 
     kind = "dspark"
@@ -178,7 +197,8 @@ class DSpark(Head):
         bias: bool = False,
         act: str = "silu",
         eps: float = 1e-6,
-        config: Mapping[str, Any] | None = None,
+        windows: Sequence[Window] | None = None,
+        sliding_rope: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.hidden_size, self.vocab_size, _ = target_shape(target_model)
@@ -201,14 +221,18 @@ class DSpark(Head):
         self.markov_head = Markov(self.vocab_size, rows, rank, width, markov) if rank else None
         self.confidence_head = Confidence(width + (rank if confidence == "markov" else 0)) if confidence else None
         self.borrowed = Borrowed(target_model, None if own_output else token_ids)
-        self.rotary = Rotary(rope, head_dim, config)
+        self.windows = tuple(windows or [Window()] * layers)
+        turns = {FULL: Rotary(rope, head_dim), SLIDING: Rotary(sliding_rope or rope, head_dim)}
+        self.rotaries = [turns[window.layer_type] for window in self.windows]
         self.register_buffer("token_ids", token_ids, persistent=False)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> DSpark:
         """Build from any public layout, see the module; ``layer_ids``, ``rope_theta``, ``anchor`` may be overridden."""
+        refuse_unread(checkpoint)
         tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors.items()}
         maps: dict[str, torch.Tensor] = {name: tensors.pop(name) for name in ("d2t", "t2d") if name in tensors}
+        tensors = tied(checkpoint, tensors)
         target_width, vocab_size, total = target_shape(target_model)
         fc, q_proj, k_proj, up_proj = (
             need(checkpoint, tensors, name)
@@ -217,29 +241,33 @@ class DSpark(Head):
                 "layers.0.mlp.up_proj.weight",
             )
         )  # fmt: skip
-        width, config = fc.shape[0], checkpoint.layer_config
-        check_size(checkpoint, "hidden size", int(checkpoint.find("target_hidden_size", width)), target_width)
+        width = fc.shape[0]
+        made_for = checkpoint.fields("target_hidden_size").whole("target_hidden_size", width)
+        check_size(checkpoint, "hidden size", made_for, target_width)
         token_ids = vocabulary_of(checkpoint, tensors, maps, EMBEDDINGS, width, target_model)
         taps = taps_of(checkpoint, fc.shape[1] // target_width, total, overrides.get("layer_ids"))
         block, mask_id = (_whole(checkpoint, key) for key in ("block_size", "mask_token_id"))
         if not 0 <= mask_id < vocab_size:
             raise checkpoint.error(f"the mask is token {mask_id}, the target has {vocab_size}")
-        if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
-            raise checkpoint.error("some layers have sliding windows, which are not read here")
-        anchor = overrides.get("anchor") or _anchor(checkpoint)
-        w1 = tensors.get("markov_head.markov_w1.weight")
-        rank = 0 if w1 is None else w1.shape[1]
-        if int(checkpoint.find("markov_rank", rank)) != rank:
-            raise checkpoint.error(f"config.json says Markov rank {checkpoint.find('markov_rank')}, tensors {rank}")
-        head = cls(
-            target_model, taps, rope_of(checkpoint, overrides.get("rope_theta")), block=block, mask_id=mask_id,
-            anchor=anchor, width=width, inner=up_proj.shape[0], **attention_shape(checkpoint, q_proj, k_proj),
-            layers=1 + max(int(match[1]) for match in map(LAYER.match, tensors) if match), token_ids=token_ids,
-            own_embedding="embed_tokens.weight" in tensors, own_output="lm_head.weight" in tensors,
-            rank=rank, markov=_markov(tensors), warm="speculators_model_type" in checkpoint.config,
-            confidence=_confidence(tensors, width), bias="layers.0.self_attn.q_proj.bias" in tensors,
-            act=str(config.get("hidden_act", "silu")), eps=float(config.get("rms_norm_eps", 1e-6)), config=config,
-        )  # fmt: skip
+        layers = count_of(checkpoint, "layer", {int(match[1]) for match in map(LAYER.match, tensors) if match})
+        check_layers(checkpoint, layers)
+        windows = windows_of(checkpoint, layers)
+        ropes = {
+            kind: rope_of(checkpoint, overrides.get("rope_theta"), kind)
+            for kind in (FULL, SLIDING) if any(window.layer_type == kind for window in windows)
+        }  # fmt: skip
+        with torch.device("meta"):
+            head = cls(
+                target_model, taps, ropes.get(FULL) or ropes[SLIDING], block=block, mask_id=mask_id,
+                anchor=overrides.get("anchor") or _anchor(checkpoint), width=width, inner=up_proj.shape[0],
+                **attention_shape(checkpoint, q_proj, k_proj), layers=layers, token_ids=token_ids,
+                own_embedding="embed_tokens.weight" in tensors, own_output="lm_head.weight" in tensors,
+                rank=_rank(checkpoint, tensors), markov=_markov(tensors), warm=checkpoint.from_speculators,
+                confidence=_confidence(checkpoint, tensors, width), bias="layers.0.self_attn.q_proj.bias" in tensors,
+                act=activation_of(checkpoint), eps=epsilon_of(checkpoint), windows=windows,
+                sliding_rope=ropes.get(SLIDING),
+            )  # fmt: skip
+        head.trained_positions = positions_of(checkpoint)
         return fill(head, checkpoint, tensors, target_model)
 
     def memory(self) -> Memory:
@@ -250,10 +278,39 @@ class DSpark(Head):
         """Append the context of true states (batch, n, taps x d) at ``positions`` (batch or 1, n) to the memory."""
         context = self.hidden_norm(self.fc(states))
         for i, layer in enumerate(self.layers):
-            memory.update(i, *layer.self_attn.entries(context, positions, self.rotary))
+            memory.update(i, *layer.self_attn.entries(context, positions, self.rotaries[i]))
+
+    def masks(self, places: torch.Tensor, padded: bool = False) -> list[torch.Tensor | None]:
+        """Return, for each layer, what the slots of a block may look at.
+
+        Parameters
+        ----------
+        places : int64 (batch or 1, n + B)
+            Positions of the context and of the block behind it; negative ones are padding.
+        padded : bool
+            Whether there is any.
+
+        Returns
+        -------
+        list of (bool tensor, broadcastable to (batch, heads, B, n + B)) or None
+            None where a slot looks everywhere.
+        """
+        context, slots = places[:, None, : -self.block], places[:, -self.block :, None]
+
+        def mask(window: Window) -> torch.Tensor | None:
+            if window.size is None and not window.causal:
+                return (places >= 0)[:, None, None] if padded else None
+            seen = (context >= 0).expand(-1, self.block, -1)
+            if window.size is not None:  # it cuts the context only: a block is shorter than any trained window
+                seen = seen & (context >= (slots[:, :1] if window.anchored else slots + 1) - window.size)
+            own = slots.mT <= slots if window.causal else torch.ones_like(slots.mT <= slots)
+            return torch.cat([seen, own], -1)[:, None]
+
+        masks = {window: mask(window) for window in set(self.windows)}
+        return [masks[window] for window in self.windows]
 
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, memory: Memory
+        self, tokens: torch.Tensor, positions: torch.Tensor, masks: Sequence[torch.Tensor | None], memory: Memory
     ) -> torch.Tensor:
         """Run blocks behind a context.
 
@@ -262,8 +319,8 @@ class DSpark(Head):
         tokens : int64 (batch, m)
             Of one block or several, anchors and masks.
         positions : int64 (batch or 1, m)
-        mask : bool, broadcastable to (batch, heads, m, entries in memory + m), optional
-            True where a slot may look; everywhere where None.
+        masks : sequence of (bool, broadcastable to (batch, heads, m, entries in memory + m)) or None
+            For each layer, True where a slot may look; everywhere where None.
         memory : Memory
             The context; nothing is added to it.
 
@@ -275,7 +332,7 @@ class DSpark(Head):
         x = (self.embed_tokens if hasattr(self, "embed_tokens") else self.borrowed.embedding)(tokens)
         for i, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)
-            x = x + layer.self_attn(normed, positions, self.rotary, mask, memory.held(i))
+            x = x + layer.self_attn(normed, positions, self.rotaries[i], masks[i], memory.held(i))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         result: torch.Tensor = self.norm(x)
         return result
@@ -344,8 +401,8 @@ class DSpark(Head):
         if held < n:
             self.extend(states[None, held:], torch.arange(held, n, device=device)[None], memory)
         anchors = torch.tensor(ids[-1:], device=device)
-        positions = torch.arange(n, n + self.block, device=device)[None]
-        hidden = self(self.blocks(anchors), positions, None, memory)
+        places = torch.arange(n + self.block, device=device)[None]
+        hidden = self(self.blocks(anchors), places[:, n:], self.masks(places), memory)
         tokens, rows, _ = self.read(hidden, anchors, min(num_draft_tokens, self.max_draft_tokens))
         return tokens[0].tolist(), rows[0]
 
@@ -354,15 +411,15 @@ class DSpark(Head):
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft for unrelated prefixes in one batch, contexts padded on the left."""
         device, longest = states[0].device, max(map(len, states))
-        counts = torch.tensor([len(part) for part in states], device=device)
+        counts = torch.tensor(list(map(len, states)), device=device)
         padded = states[0].new_zeros((len(ids), longest, states[0].shape[-1]))
-        for row, part in enumerate(states):
-            padded[row, longest - len(part) :] = part
+        for row, prefix_states in enumerate(states):
+            padded[row, longest - len(prefix_states) :] = prefix_states
         places = torch.arange(longest + self.block, device=device) - (longest - counts)[:, None]
         memory = self.memory()
         self.extend(padded, places[:, :longest].clamp(min=0), memory)
         anchors = torch.tensor([prefix[-1] for prefix in ids], device=device)
-        hidden = self(self.blocks(anchors), places[:, longest:], (places >= 0)[:, None, None], memory)
+        hidden = self(self.blocks(anchors), places[:, longest:], self.masks(places, padded=True), memory)
         tokens, rows, _ = self.read(hidden, anchors, min(num_draft_tokens, self.max_draft_tokens))
         return list(zip(tokens.tolist(), rows, strict=True))
 
@@ -372,38 +429,51 @@ EMBEDDINGS = ("embed_tokens.weight", "markov_head.markov_w1.weight")
 
 
 def _whole(checkpoint: Checkpoint, key: str) -> int:
-    value = checkpoint.find(key)
+    bounds = {"least": 1, "most": 1 << 12} if key == "block_size" else {}
+    value: int | None = checkpoint.fields(key).whole(key, None, **bounds)
     if value is None:
         raise checkpoint.error(f"config.json does not say {key}")
-    return int(value)
+    return value
 
 
 def _anchor(checkpoint: Checkpoint) -> str:
     """Return the block layout; SpecForge and DFlash's own code use ``bonus``, DeepSpec ``first``."""
-    said = checkpoint.find("sample_from_anchor")
-    if said is None and checkpoint.find("dspark_bonus_anchor") is not None:
-        said = not checkpoint.find("dspark_bonus_anchor")
-    if said is None and "dflash_config" in checkpoint.config:
-        said = False
-    if said is None and any("DSparkModel" in str(name) for name in checkpoint.config.get("architectures") or ()):
-        said = True
-    if said is None:
+    first = checkpoint.fields("sample_from_anchor").flag("sample_from_anchor", None)
+    bonus = checkpoint.fields("dspark_bonus_anchor").flag("dspark_bonus_anchor", None)
+    if first is None and bonus is not None:
+        first = not bonus
+    if first is None and "dflash_config" in checkpoint.config:
+        first = False
+    architectures = checkpoint.fields("architectures").list_of("text", "architectures", [])
+    if first is None and any("DSparkModel" in name for name in architectures):
+        first = True
+    if first is None:
         raise checkpoint.error(
             "config.json does not say which slot of a block predicts the first token",
             "give --draft-anchor first (B drafts, as DeepSpec) or bonus (B - 1, as DFlash)",
         )
-    return "first" if said else "bonus"
+    return "first" if first else "bonus"
+
+
+def _rank(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return the rank of the Markov term, 0 without one."""
+    name = "markov_head.markov_w1.weight"
+    rank = need(checkpoint, tensors, name).shape[1] if name in tensors else 0
+    named = checkpoint.fields("markov_rank").whole("markov_rank", rank)
+    if named != rank:
+        raise checkpoint.error(f"config.json says Markov rank {named}, tensors {rank}")
+    return rank
 
 
 def _markov(tensors: Mapping[str, torch.Tensor]) -> str:
-    for part, kind in (("gate_proj", "gated"), ("joint_proj", "rnn")):
-        if f"markov_head.{part}.weight" in tensors:
+    for name, kind in (("gate_proj", "gated"), ("joint_proj", "rnn")):
+        if f"markov_head.{name}.weight" in tensors:
             return kind
     return "vanilla"
 
 
-def _confidence(tensors: Mapping[str, torch.Tensor], width: int) -> str | None:
-    proj = tensors.get("confidence_head.proj.weight")
-    if proj is None:
+def _confidence(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], width: int) -> str | None:
+    name = "confidence_head.proj.weight"
+    if name not in tensors:
         return None
-    return "hidden" if proj.shape[1] == width else "markov"
+    return "hidden" if need(checkpoint, tensors, name).shape[1] == width else "markov"

@@ -11,6 +11,11 @@ the token is one ahead of the feature. Then
 and the next entry is the drafted token with feature x (normed with ``norm_output``) at the next position. EAGLE-1 and 2
 read the state behind the final norm, take fc [embedding; feature] into a layer without input norms, and put x straight
 into the target's projection. Some heads norm what fc takes: each tap (``fc_norm``) or all at once (``norm_before_fc``).
+
+With a window W, entry i looks at the true entries i - W + 1 .. i; a draft looks at those that the last true entry looks
+at, and at all drafts before it. So speculators trains such heads; an engine that counts W from each draft drops up to
+K - 1 entries more at the far end.
+
 Formula and layouts: Li et al., "EAGLE-3" (arXiv 2503.01840) and the public code of SafeAILab, SpecForge, speculators
 and DeepSpec.
 """
@@ -23,9 +28,21 @@ from typing import Any
 
 import torch
 
-from .blocks import Memory, RMSNorm, Rotary, attend, gated_mlp, heads_of
-from .formats import Checkpoint, rope_of, taps_of
-from .heads import Borrowed, Head, attention_shape, check_size, fill, need, target_shape, vocabulary_of
+from ...errors import CaptureError
+from .blocks import Memory, RMSNorm, Rotary, attend, gated_mlp, heads_of, looking_back
+from .configuration import (
+    activation_of,
+    attention_shape,
+    check_layers,
+    epsilon_of,
+    positions_of,
+    refuse_unread,
+    rope_of,
+    taps_of,
+    windows_of,
+)
+from .formats import Checkpoint, need
+from .heads import Borrowed, Head, check_size, fill, target_shape, tied, vocabulary_of
 
 
 class Attention(torch.nn.Module):
@@ -76,7 +93,7 @@ class Eagle3(Head):
     taps : sequence of int
         Hidden states that it reads.
     rope : dict
-        See :func:`.formats.rope_of`.
+        See :func:`.configuration.rope_of`.
     width, inner, heads, kv_heads, head_dim : int
         Of the layer: hidden size, MLP, attention.
     token_ids : int64 tensor (V_d,), optional
@@ -90,8 +107,8 @@ class Eagle3(Head):
         Biases of queries, keys and values; norms of queries and keys; bias of fc.
     early : bool
         EAGLE-1 and 2.
-    config : mapping, optional
-        For rotary variants that read more.
+    window : int, optional
+        W, true entries that an entry looks at; all before it where None.
     """
 
     kind = "eagle3"
@@ -120,11 +137,11 @@ class Eagle3(Head):
         early: bool = False,
         act: str = "silu",
         eps: float = 1e-6,
-        config: Mapping[str, Any] | None = None,
+        window: int | None = None,
     ) -> None:
         super().__init__()
         self.hidden_size, self.vocab_size, _ = target_shape(target_model)
-        self.taps, self.early = tuple(taps), early
+        self.taps, self.early, self.window = tuple(taps), early, window
         self.norm_before_residual, self.norm_output = norm_before_residual, norm_output
         self.fc = torch.nn.Linear(2 * width if early else len(self.taps) * self.hidden_size, width, bias=fc_bias)
         self.layer = Layer(
@@ -142,46 +159,54 @@ class Eagle3(Head):
             rows = self.vocab_size if token_ids is None else len(token_ids)
             self.lm_head = torch.nn.Linear(width, rows, bias=False)
         self.borrowed = Borrowed(target_model, None if own_output else token_ids)
-        self.rotary = Rotary(rope, head_dim, config)
+        self.rotary = Rotary(rope, head_dim)
         self.register_buffer("token_ids", token_ids, persistent=False)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> Eagle3:
         """Build from any public layout, see the module; ``layer_ids`` and ``rope_theta`` may be overridden."""
-        layer_ids, rope_theta = overrides.get("layer_ids"), overrides.get("rope_theta")
+        refuse_unread(checkpoint)
         tensors, maps = _renamed(checkpoint)
-        target_width, _, total = target_shape(target_model)
-        fc, q_proj, up_proj = (
+        fc, q_proj, k_proj, up_proj = (
             need(checkpoint, tensors, name)
-            for name in ("fc.weight", "layer.self_attn.q_proj.weight", "layer.mlp.up_proj.weight")
-        )
+            for name in (
+                "fc.weight", "layer.self_attn.q_proj.weight", "layer.self_attn.k_proj.weight",
+                "layer.mlp.up_proj.weight",
+            )
+        )  # fmt: skip
         width = fc.shape[0]
         early = q_proj.shape[1] == width
-        made_for = checkpoint.find("target_hidden_size")
-        if made_for is None:
-            made_for = target_width if not early and fc.shape[1] == 3 * target_width else width
-        check_size(checkpoint, "hidden size", int(made_for), target_width)
-        if early:
-            taps = taps_of(checkpoint, 1, total, layer_ids, default=(total,))
-        else:
-            taps = taps_of(
-                checkpoint, fc.shape[1] // target_width, total, layer_ids, default=(2, total // 2, total - 3)
-            )
-        config = checkpoint.layer_config
+        if not early:
+            tensors = tied(checkpoint, tensors)
+        taps = _taps(checkpoint, fc, early, target_model, overrides.get("layer_ids"))
         token_ids = vocabulary_of(checkpoint, tensors, maps, ("embed_tokens.weight",), width, target_model)
-        k_proj = need(checkpoint, tensors, "layer.self_attn.k_proj.weight")
-        head = cls(
-            target_model, taps, rope_of(checkpoint, rope_theta), width=width, inner=up_proj.shape[0],
-            **attention_shape(checkpoint, q_proj, k_proj), token_ids=token_ids,
-            own_embedding="embed_tokens.weight" in tensors, own_output="lm_head.weight" in tensors,
-            norm_before_residual=bool(checkpoint.find("norm_before_residual", False)),
-            # SpecForge's key of this name is the norm before the projection, which every head has.
-            norm_output="speculators_model_type" in checkpoint.config and bool(checkpoint.find("norm_output", False)),
-            fc_norm="fc_norm.0.weight" in tensors, input_norm="input_norm.weight" in tensors,
-            bias="layer.self_attn.q_proj.bias" in tensors, norms="layer.self_attn.q_norm.weight" in tensors,
-            fc_bias="fc.bias" in tensors, early=early, act=str(config.get("hidden_act", "silu")),
-            eps=float(config.get("rms_norm_eps", 1e-6)), config=config,
-        )  # fmt: skip
+        check_layers(checkpoint, 1)
+        (window,) = windows_of(checkpoint, 1)
+        if checkpoint.fields("is_causal").flag("is_causal", True) is False:
+            raise CaptureError("is_causal is false: no EAGLE head looks ahead", where=checkpoint.where)
+        flags = {key: checkpoint.fields(key).flag(key, False) for key in FLAGS}
+        for key, name in (("fc_norm", "fc_norm.0.weight"), ("norm_before_fc", "input_norm.weight")):
+            if flags[key] and name not in tensors:
+                raise checkpoint.error(f"{key} is true, but tensor {name} is missing")
+        if not checkpoint.from_speculators and not checkpoint.fields("norm_output").flag("norm_output", True):
+            raise CaptureError(  # SpecForge's key; in speculators it is about the feature that a draft leaves
+                "norm_output is false: a head without a last norm is not supported", where=checkpoint.where
+            )
+        rope = rope_of(checkpoint, overrides.get("rope_theta"), window.layer_type)
+        with torch.device("meta"):
+            head = cls(
+                target_model, taps, rope, width=width, inner=up_proj.shape[0],
+                **attention_shape(checkpoint, q_proj, k_proj), token_ids=token_ids,
+                own_embedding="embed_tokens.weight" in tensors, own_output="lm_head.weight" in tensors,
+                norm_before_residual=flags["norm_before_residual"],
+                # SpecForge's key of this name is the norm before the projection.
+                norm_output=checkpoint.from_speculators and flags["norm_output"],
+                fc_norm="fc_norm.0.weight" in tensors, input_norm="input_norm.weight" in tensors,
+                bias="layer.self_attn.q_proj.bias" in tensors, norms="layer.self_attn.q_norm.weight" in tensors,
+                fc_bias="fc.bias" in tensors, early=early, act=activation_of(checkpoint), eps=epsilon_of(checkpoint),
+                window=window.size,
+            )  # fmt: skip
+        head.trained_positions = positions_of(checkpoint)
         return fill(head, checkpoint, tensors, target_model)
 
     def memory(self) -> Memory:
@@ -195,8 +220,8 @@ class Eagle3(Head):
         if hasattr(self, "input_norm"):
             states = self.input_norm(states)
         if hasattr(self, "fc_norm"):
-            parts = states.split(self.hidden_size, dim=-1)
-            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            taps = states.split(self.hidden_size, dim=-1)
+            states = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1)
         result: torch.Tensor = self.fc(states)
         return result
 
@@ -230,7 +255,7 @@ class Eagle3(Head):
             z = residual = self.fc(torch.cat([embedding, features], dim=-1))
         else:
             normed = layer.hidden_norm(features)
-            z = torch.cat([layer.input_layernorm(embedding), normed], dim=-1)
+            z = torch.cat([layer.input_layernorm(embedding), normed], dim=-1)  # in the order of the public weights
             residual = normed if self.norm_before_residual else features
         x = residual + layer.self_attn(z, positions, self.rotary, mask, memory)
         result: torch.Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -252,48 +277,69 @@ class Eagle3(Head):
         device = states.device
         tokens = torch.tensor([ids[held + 1 :]], dtype=torch.int64, device=device)
         entries = torch.arange(n, device=device)
-        mask = entries[None, :] <= entries[held:, None]
+        mask = looking_back(entries[held:], entries, self.window)
         x = self(tokens, self.features(states[held:])[None], entries[None, held:], mask, memory)
-        found = self._steps(
+        drafts = self._steps(
             x[:, -1:], torch.tensor([n], device=device), mask[None, None, -1:], memory, num_draft_tokens
         )
         memory.cut(n)
-        return found[0]
+        return drafts[0]
 
     def draft_many(
         self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft for unrelated prefixes in one batch, padded on the left."""
         device, longest = states[0].device, max(map(len, states))
-        counts = torch.tensor([len(part) for part in states], device=device)
+        counts = torch.tensor(list(map(len, states)), device=device)
         tokens = torch.zeros((len(ids), longest), dtype=torch.int64)
         padded = states[0].new_zeros((len(ids), longest, states[0].shape[-1]))
-        for row, (prefix, part) in enumerate(zip(ids, states, strict=True)):
-            tokens[row, longest - len(part) :] = torch.tensor(prefix[1:])
-            padded[row, longest - len(part) :] = part
-        columns = torch.arange(longest, device=device)
-        real = columns[None, :] >= longest - counts[:, None]
-        causal = columns[None, :] <= columns[:, None]
+        for row, (prefix, prefix_states) in enumerate(zip(ids, states, strict=True)):
+            tokens[row, longest - len(prefix_states) :] = torch.tensor(prefix[1:])
+            padded[row, longest - len(prefix_states) :] = prefix_states
+        places = torch.arange(longest, device=device) - (longest - counts)[:, None]  # negative: padding
         itself = torch.eye(longest, dtype=torch.bool, device=device)  # padding looks at itself, or it would be NaN
-        mask = ((real[:, None, :] & causal) | itself)[:, None]
-        positions = (columns[None, :] - (longest - counts[:, None])).clamp(min=0)
+        mask = (looking_back(places, places, self.window) | itself)[:, None]
         memory = self.memory()
-        x = self(tokens.to(device), self.features(padded), positions, mask, memory)
+        x = self(tokens.to(device), self.features(padded), places.clamp(min=0), mask, memory)
         return self._steps(x[:, -1:], counts, mask[:, :, -1:], memory, num_draft_tokens)
 
     def _steps(
         self, x: torch.Tensor, position: torch.Tensor, mask: torch.Tensor, memory: Memory, steps: int
     ) -> list[tuple[list[int], torch.Tensor]]:
-        """Draft on own states: from x (batch, 1, width) of the last true entry, the next at ``position`` (batch,)."""
+        """Draft on own states: from x (batch, 1, width) of the last true entry, the next at ``position`` (batch,).
+
+        ``mask`` (batch or 1, 1, 1, entries) is that of the last true entry; drafts see the same, and each other.
+        """
         rows, picked = [], []
         for step in range(steps):
             rows.append(self.logits(x))
             picked.append(self.tokens_of(rows[-1].argmax(-1)))
             if step + 1 < steps:
+                # All drafts before it are seen, and of the true entries no others: so such heads are trained.
                 mask = torch.cat([mask, mask.new_ones((*mask.shape[:-1], 1))], dim=-1)
                 feature = self.norm(x) if self.norm_output else x
                 x = self(picked[-1], feature, (position + step)[:, None], mask, memory)
         return list(zip(torch.cat(picked, 1).tolist(), torch.cat(rows, 1), strict=True))
+
+
+FLAGS = ("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc")
+"""Keys of the configuration that are true or false."""
+
+
+def _taps(
+    checkpoint: Checkpoint, fc: torch.Tensor, early: bool, target_model: Any, given: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Return the hidden states that a head reads, after a look at the hidden size that it was made for."""
+    target_width, _, total = target_shape(target_model)
+    made_for = checkpoint.fields("target_hidden_size").whole("target_hidden_size", 0)
+    if not made_for:
+        made_for = target_width if not early and fc.shape[1] == 3 * target_width else fc.shape[0]
+    check_size(checkpoint, "hidden size", made_for, target_width)
+    if early:
+        return taps_of(checkpoint, 1, total, given, default=(total,))
+    if fc.shape[1] % target_width:
+        raise checkpoint.error(f"fc takes {fc.shape[1]} numbers, no multiple of the target's {target_width}")
+    return taps_of(checkpoint, fc.shape[1] // target_width, total, given, default=(2, total // 2, total - 3))
 
 
 def _renamed(checkpoint: Checkpoint) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,17 +14,12 @@ import torch
 from ...engines.transformers.load import bars_on_terminals_only
 from ...engines.transformers.model import tensors_sha256
 from ...errors import CaptureError, UsageError
-
-AUX_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
-"""Keys of vLLM and speculators: id i is hidden state i."""
-
-TARGET_KEY = "target_layer_ids"
-"""Key of DeepSpec, DFlash and SpecForge: id i is hidden state i + 1, what layer i puts out."""
-
-EAGLE_TABLE = "eagle_config"
-"""Table of SpecForge and SGLang: a key of vLLM's in it counts as SpecForge counts."""
+from ...files import Fields, read_json, shown
 
 SPECULATORS = {"eagle3": "eagle3", "dspark": "dspark", "dflash": "dspark"}
+"""Kinds by the key that speculators writes."""
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -66,22 +60,40 @@ class Checkpoint:
         return kind_of(self.config, self.tensors, self.name)
 
     @property
-    def layer_config(self) -> dict[str, Any]:
-        """The part of the configuration that describes the decoder layer."""
-        return dict(self.config.get("transformer_layer_config") or self.config)
+    def from_speculators(self) -> bool:
+        """Whether the configuration is in the dialect of speculators."""
+        return "speculators_model_type" in self.config
 
-    def find(self, key: str, default: Any = None) -> Any:
-        """Return a value of the configuration, of one of its tables where the top level has none."""
-        tables = [table for table in self.config.values() if isinstance(table, dict)]
-        return next((table[key] for table in (self.config, *tables) if table.get(key) is not None), default)
+    @property
+    def where(self) -> str:
+        """The configuration, for an error."""
+        return f"{shown(self.name)}, config.json"
+
+    def table(self, key: str) -> Fields:
+        """Return the table under a key of the configuration; an empty one where there is none."""
+        value = self.config.get(key)
+        return Fields({} if value is None else value, f"{self.where}, {key}", CaptureError)
+
+    @cached_property
+    def layer(self) -> Fields:
+        """The part of the configuration that describes the decoder layer, typed."""
+        table = self.table("transformer_layer_config")
+        return table if table.values else Fields(self.config, self.where, CaptureError)
+
+    def fields(self, key: str) -> Fields:
+        """Return the part of the configuration that names a key: the top level first, then its tables."""
+        tables = [name for name, value in self.config.items() if isinstance(value, dict) and value.get(key) is not None]
+        if self.config.get(key) is None and tables:
+            return self.table(tables[0])
+        return Fields(self.config, self.where, CaptureError)
 
     def error(self, what: str, fix: str = "") -> CaptureError:
         """Return an error about this checkpoint."""
-        return CaptureError(what, where=self.name, fix=fix)
+        return CaptureError(what, where=shown(self.name), fix=fix)
 
 
 def check_head_name(kind: str, name: str) -> None:
-    """Refuse a head's name that cannot be meant, without loading anything.
+    """Refuse a head's name that names nothing, without loading anything.
 
     Raises
     ------
@@ -99,8 +111,13 @@ def check_head_name(kind: str, name: str) -> None:
         )
 
 
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
 def read_checkpoint(name: str, *, revision: str | None = None, offline: bool = False) -> Checkpoint:
     """Read a head from a file, a directory or the hub.
+
+    Where an index of shards lies beside the weights, only the files that it names count.
 
     Parameters
     ----------
@@ -113,7 +130,8 @@ def read_checkpoint(name: str, *, revision: str | None = None, offline: bool = F
     Raises
     ------
     CaptureError
-        If it cannot be had or read. Pickled files are read for tensors only.
+        If it cannot be had or read, a shard or a tensor is missing, or two files hold one tensor. Pickled files are
+        read for tensors only.
     """
     path, commit = Path(name).expanduser(), None
     if not path.exists():
@@ -123,23 +141,29 @@ def read_checkpoint(name: str, *, revision: str | None = None, offline: bool = F
     files = [path] if path.is_file() else _weight_files(path)
     if not files:
         raise CaptureError("no weights here", where=name, fix="a head is a .safetensors, .pt or .bin file")
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        tensors.update(_read_tensors(file))
-    return Checkpoint(name, _read_config(folder / "config.json"), tensors, commit)
+    _refuse_unread(folder)
+    if len(files) == 1 and files[0].name.endswith(".index.json"):
+        tensors = _read_indexed(files[0])
+    else:
+        _check_shards(files)
+        tensors = _read_all(files)
+    config = folder / "config.json"
+    return Checkpoint(name, _read_object(config) if config.exists() else {}, tensors, commit)
 
 
 def _download(name: str, revision: str | None, offline: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     def get(patterns: Sequence[str]) -> Path:
-        found = snapshot_download(name, revision=revision, allow_patterns=list(patterns), local_files_only=offline)
-        return Path(str(found))
+        folder = snapshot_download(name, revision=revision, allow_patterns=list(patterns), local_files_only=offline)
+        return Path(str(folder))
 
     try:
         with bars_on_terminals_only():
             path = get(["config.json", "medusa_lm_head.*"])  # beside some Medusa heads lies the whole model
-            return path if _weight_files(path) else get(["config.json", "*.safetensors", "pytorch_model*.bin", "*.pt"])
+            if _weight_files(path):
+                return path
+            return get(["config.json", "*.safetensors", "*.index.json", "pytorch_model*.bin", "*.pt"])
     except Exception as error:  # the library raises many kinds
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CaptureError(
@@ -148,12 +172,86 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
         ) from error
 
 
+PATTERNS = (
+    "medusa_lm_head.safetensors", "medusa_lm_head.pt", "*.safetensors.index.json", "*.safetensors",
+    "pytorch_model*.bin.index.json", "pytorch_model*.bin", "*.pt",
+)  # fmt: skip
+"""Weights, the best first: beside weights lie states of a training, and beside shards weights of an earlier export."""
+
+
 def _weight_files(folder: Path) -> list[Path]:
-    for pattern in ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "*.safetensors", "pytorch_model*.bin", "*.pt"):
-        found = sorted(folder.glob(pattern))  # the first that there is: beside weights lie states of a training
-        if found:
-            return found
+    for pattern in PATTERNS:
+        files = sorted(folder.glob(pattern))
+        if len(files) > 1 and pattern.endswith(".index.json"):
+            raise CaptureError(
+                f"two indexes of weights, {files[0].name} and {files[1].name}", where=str(folder), fix="remove one"
+            )
+        if files:
+            return files
     return []
+
+
+def _refuse_unread(folder: Path) -> None:
+    """Refuse a file beside the weights that takes part in the computation and is not read."""
+    if (folder / "mask_embedding.pt").exists():
+        raise CaptureError(
+            "mask_embedding.pt replaces the embedding of the mask token, which is not supported", where=str(folder)
+        )
+
+
+def _read_indexed(index: Path) -> dict[str, torch.Tensor]:
+    """Read the tensors of an index, each from the file that it names."""
+    fields = Fields(_read_object(index), index, CaptureError).inner("weight_map")
+    place = {name: fields.text(name) for name in fields.values}
+    if not place:
+        raise CaptureError("weight_map names no tensors", where=str(index))
+    names = sorted(set(place.values()))
+    for name in names:
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise CaptureError(f"{shown(name)!r} is no file beside the index", where=str(index))
+        if not (index.parent / name).is_file():
+            first = next(tensor for tensor, file in place.items() if file == name)
+            raise CaptureError(
+                f"{shown(name)} is missing, which holds {shown(first)}", where=str(index), fix="fetch the whole head"
+            )
+    tensors: dict[str, torch.Tensor] = {}
+    for name in names:
+        shard = _read_tensors(index.parent / name)
+        for tensor, file in place.items():
+            if file == name and tensor not in shard:
+                raise CaptureError(f"tensor {shown(tensor)} is not in {shown(name)}", where=str(index))
+        _merge(tensors, shard, index.parent / name)
+    return tensors
+
+
+def _read_all(files: Sequence[Path]) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        _merge(tensors, _read_tensors(file), file)
+    return tensors
+
+
+def _merge(tensors: dict[str, torch.Tensor], more: Mapping[str, torch.Tensor], file: Path) -> None:
+    twice = sorted(tensors.keys() & more.keys())
+    if twice:
+        raise CaptureError(
+            f"tensor {shown(twice[0])} is in another file too", where=str(file),
+            fix="remove the files that do not belong to the head, or add its index",
+        )  # fmt: skip
+    tensors.update(more)
+
+
+def _check_shards(files: Sequence[Path]) -> None:
+    """Refuse numbered shards, ``NAME-00001-of-00002``, of which one is missing."""
+    names = {file.name for file in files}
+    for file in files:
+        match = re.fullmatch(r"(.*-)(\d+)-of-(\d+)(\.\w+)", file.name)
+        if match is None or len(match[3]) > 6:
+            continue
+        for number in range(1, int(match[3]) + 1):
+            name = f"{match[1]}{number:0{len(match[2])}d}-of-{match[3]}{match[4]}"
+            if name not in names:
+                raise CaptureError(f"{name} is missing", where=str(file.parent), fix="give the directory of all shards")
 
 
 def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -162,45 +260,47 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
             from safetensors.torch import load_file
 
             return dict(load_file(file))
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files, and pickles with more than tensors in them
         raise CaptureError(
             f"cannot read it: {type(error).__name__}", where=str(file), fix="a head is a file of tensors by name"
         ) from error
-    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items()
+    ):
         raise CaptureError("not a file of tensors by name", where=str(file))
-    return found
+    return content
 
 
-def _read_config(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CaptureError(f"cannot read it: {error}", where=str(file)) from None
-    if not isinstance(found, dict):
+def _read_object(file: Path) -> dict[str, Any]:
+    value = read_json(file, error=CaptureError)
+    if not isinstance(value, dict):
         raise CaptureError("not a JSON object", where=str(file))
-    return found
+    return value
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
 def kind_of(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], where: str = "") -> str:
     """Tell a head's kind by ``speculators_model_type``, else by the names and shapes of its tensors."""
-    said = config.get("speculators_model_type")
-    if said is not None:
-        if said not in SPECULATORS:
+    named = config.get("speculators_model_type")
+    if named is not None:
+        if not isinstance(named, str) or named not in SPECULATORS:
             raise CaptureError(
-                f"speculators_model_type {said!r} is no head known here", where=where, fix=f"known: {list(SPECULATORS)}"
+                f"speculators_model_type {named!r} is no head known here",
+                where=where,
+                fix=f"known: {list(SPECULATORS)}",
             )
-        return SPECULATORS[said]
+        return SPECULATORS[named]
     names = [name.removeprefix("model.") for name in tensors]
     if any(name.startswith("markov_head.") for name in names):
         return "dspark"
     if any(re.match(r"(medusa_head\.)?\d+\.\d+\.|blocks\.\d+\.layers\.", name) for name in names):
         return "medusa"
     fc = tensors.get("fc.weight")
-    wide = [t.shape[1] for name, t in tensors.items() if name.endswith("self_attn.q_proj.weight")]
-    if fc is not None and wide:
+    wide = [t.shape[1] for name, t in tensors.items() if name.endswith("self_attn.q_proj.weight") and t.ndim == 2]
+    if fc is not None and fc.ndim == 2 and wide:
         if any(name.startswith("midlayer.") for name in names) or wide[0] == 2 * fc.shape[0]:
             return "eagle3"
         if "hidden_norm.weight" in names:
@@ -208,88 +308,46 @@ def kind_of(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], wher
         if fc.shape[1] == 2 * fc.shape[0]:
             return "eagle3"  # EAGLE-1 or 2
     raise CaptureError(
-        f"no head known here has tensors named {', '.join(sorted(names)[:4])}, ..",
+        f"no head known here has tensors named {shown(', '.join(sorted(names)[:4]))}, ..",
         where=where,
         fix="give a checkpoint of Medusa, EAGLE, DSpark or DFlash",
     )
 
 
-def taps_of(
-    checkpoint: Checkpoint,
-    count: int,
-    total: int,
-    given: Sequence[int] | None = None,
-    default: Sequence[int] | None = None,
-) -> tuple[int, ...]:
-    """Return which hidden states of the target a head reads.
+def need(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Return a matrix that must be there."""
+    if name not in tensors:
+        raise checkpoint.error(f"tensor {name} is missing")
+    if tensors[name].ndim != 2 or not tensors[name].numel():
+        raise checkpoint.error(f"tensor {name} is {tuple(tensors[name].shape)}, no matrix")
+    return tensors[name]
 
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    count : int
-        As many as the width of ``fc`` says.
-    total : int
-        Layers of the target, L.
-    given : sequence of int, optional
-        Hidden states named by the user: 0 the embeddings, i what layer i - 1 puts out, L behind the final norm.
-    default : sequence of int, optional
-        Hidden states where the configuration names none.
 
-    Raises
-    ------
-    CaptureError
-        If none are named, two keys disagree, there are more or fewer than ``count``, or the target has no such layer.
-    """
-    fix = "name the hidden states with --draft-layer-ids: 0 embeddings, i output of layer i - 1"
-    read: dict[str, tuple[int, ...]] = {}
-    if given is not None:
-        read["--draft-layer-ids"] = tuple(given)
-    else:
-        table = checkpoint.config.get(EAGLE_TABLE) or {}
-        for key in AUX_KEYS:
-            ids, inner = checkpoint.find(key), table.get(key)
-            if inner:
-                read[f"{EAGLE_TABLE}.{key}"] = tuple(int(i) + 1 for i in inner)
-            if ids and ids is not inner:  # some write an empty list for the default
-                if total in ids:  # there it lies before the final norm, which is not tapped
-                    raise checkpoint.error(f"{key} {ids} names the last layer before the target's final norm", fix)
-                read[key] = tuple(int(i) for i in ids)
-        ids = checkpoint.find(TARGET_KEY)
-        if ids is not None:
-            read[TARGET_KEY] = tuple(int(i) + 1 for i in ids)
-    if len(set(read.values())) > 1:
-        said = "; ".join(f"{key} means hidden states {list(taps)}" for key, taps in read.items())
-        raise checkpoint.error(f"config.json disagrees with itself: {said}", fix)
-    taps = next(iter(read.values()), None if default is None or len(default) != count else tuple(default))
-    if taps is None:
-        raise checkpoint.error(f"config.json does not say which {count} layers of the target the head reads", fix)
-    if len(taps) != count:
+def whole_map(checkpoint: Checkpoint, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a map between vocabularies as int64; refuse one in floating point, which is rounded beyond 256 or 2048."""
+    if tensor.is_floating_point() or tensor.is_complex():
         raise checkpoint.error(
-            f"fc takes {count} hidden states, {next(iter(read), 'the default')} names {len(taps)}", fix
+            f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which rounds token ids",
+            "store it as int64",
         )
-    if not all(0 <= tap <= total for tap in taps):
-        raise checkpoint.error(f"the head reads hidden states {list(taps)}, the target has 0 to {total}", fix)
-    return taps
+    if tensor.ndim != 1 or not len(tensor):
+        raise checkpoint.error(f"{name} is {tuple(tensor.shape)}, no list of tokens")
+    return tensor.to(torch.int64)
 
 
-def rope_of(checkpoint: Checkpoint, given: float | None = None) -> dict[str, Any]:
-    """Return the head's RoPE parameters: ``rope_theta``, ``rope_type`` and what belongs to it.
+def marked_tokens(checkpoint: Checkpoint, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tokens that ``t2d`` marks."""
+    marks = whole_map(checkpoint, "t2d", tensor)
+    if int(marks.min()) < 0 or int(marks.max()) > 1:
+        raise checkpoint.error("t2d holds more than 0 and 1", "it marks the tokens that can be drafted")
+    return marks.nonzero()[:, 0]
 
-    Raises
-    ------
-    CaptureError
-        If no theta is named, or two that differ.
-    """
-    config = checkpoint.layer_config
-    nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    scaling = {"rope_type": nested.get("rope_type", nested.get("type", "default")), **nested}
-    found = {float(table["rope_theta"]) for table in (config, nested) if table.get("rope_theta") is not None}
-    if given is not None:
-        found = {float(given)}
-    if not found:
-        raise checkpoint.error(
-            "config.json names no RoPE theta", "give it with --draft-rope-theta; most code then takes 10000"
-        )
-    if len(found) > 1:
-        raise checkpoint.error(f"two RoPE thetas, {sorted(found)}", "choose one with --draft-rope-theta")
-    return {**scaling, "rope_theta": found.pop()}
+
+def check_dtypes(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights that are quantised, or no numbers."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATS:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise checkpoint.error(
+                f"tensor {shown(name)} is stored as {kind}", "quantised heads are not read: give float16 or wider"
+            )

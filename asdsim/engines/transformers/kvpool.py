@@ -47,13 +47,13 @@ class KVPool:
             self._drop()
             self._taps = self.lm.taps
         slots: list[int] = []
-        at = -1
+        last = -1
         for token in ids[:most]:
-            slot = self._child.get((at, token))
+            slot = self._child.get((last, token))
             if slot is None:
                 break
             slots.append(slot)
-            at = slot
+            last = slot
         return slots
 
     def start(
@@ -113,14 +113,14 @@ class KVPool:
         column_of: list[int] = []
         base = len(self._child)
         for n, (row, slots) in enumerate(zip(rows, held, strict=True)):
-            at = slots[-1] if slots else -1
+            last = slots[-1] if slots else -1
             for offset, token in enumerate(row[len(slots) :]):
-                slot = self._child.get((at, token))
+                slot = self._child.get((last, token))
                 if slot is None:
-                    slot = self._child[at, token] = len(self._child)
+                    slot = self._child[last, token] = len(self._child)
                     row_of.append(n)
                     column_of.append(first[n] + offset)
-                at = slot
+                last = slot
         if not row_of:
             return
         pick, place = torch.tensor(row_of, device=self.lm.device), torch.tensor(column_of, device=self.lm.device)
@@ -147,13 +147,13 @@ class KVPool:
         return sum(tensor[0].numel() * tensor.element_size() for tensor in held)
 
 
-def _put(pool: list[torch.Tensor], part: int, base: int, fresh: torch.Tensor) -> None:
+def _put(pool: list[torch.Tensor], layer: int, base: int, fresh: torch.Tensor) -> None:
     """Write ``fresh`` from slot ``base`` on, and let the pool grow where it must."""
-    if part == len(pool):
+    if layer == len(pool):
         pool.append(fresh.new_zeros((GROWTH, *fresh.shape[1:])))
-    while base + len(fresh) > len(pool[part]):
-        pool[part] = torch.cat([pool[part], torch.zeros_like(pool[part])])
-    pool[part][base : base + len(fresh)] = fresh
+    while base + len(fresh) > len(pool[layer]):
+        pool[layer] = torch.cat([pool[layer], torch.zeros_like(pool[layer])])
+    pool[layer][base : base + len(fresh)] = fresh
 
 
 class PooledTarget:
@@ -182,7 +182,7 @@ class PooledTarget:
         """Return hidden states (n, taps x d) at each token of unrelated sequences; only what is not held is run."""
         pool, lm = self._pool, self._pool.lm
         held = [pool.known(row, len(row)) for row in rows]
-        parts = [pool.states(slots) for slots in held]
+        states = [pool.states(slots) for slots in held]
         todo = [n for n, (row, slots) in enumerate(zip(rows, held, strict=True)) if len(slots) < len(row)]
         if todo:
             run, have = [rows[n] for n in todo], [held[n] for n in todo]
@@ -191,9 +191,9 @@ class PooledTarget:
             assert lm.states is not None
             missing = [len(row) - len(slots) for row, slots in zip(run, have, strict=True)]
             for n, count, new in zip(todo, missing, lm.states, strict=True):
-                parts[n] = torch.cat([parts[n], new[-count:]])
+                states[n] = torch.cat([states[n], new[-count:]])
             pool.store(cache, run, have, [mask.shape[1] - count for count in missing])
-        return [lm.pick(part, taps) for part in parts]
+        return [lm.pick(row_states, taps) for row_states in states]
 
 
 class PooledDrafter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ class Loaded:
 
 
 def check_name(name: str) -> None:
-    """Refuse a model name that cannot be meant, without loading anything.
+    """Refuse a model name that names nothing, without loading anything.
 
     Raises
     ------
@@ -91,7 +92,7 @@ def load_model(
     Raises
     ------
     UsageError, CaptureError
-        On a name, dtype or device that cannot be meant; if the model cannot be had or read.
+        On an unknown name, dtype or device; if the model cannot be had or read.
     """
     check_name(name)
     if dtype not in DTYPES:
@@ -105,6 +106,7 @@ def load_model(
         ) from error
     from .model import config_sha256
 
+    use_threads()
     place = pick_device(device)
     identity: dict[str, Any] = {}
     path = name
@@ -130,8 +132,8 @@ def load_model(
     if name not in BUILT_IN:
         identity["config_sha256"] = config_sha256(type(model.config).get_config_dict(path, **where)[0])
     commit = getattr(model.config, "_commit_hash", None)
-    found = identity.get("source") or commit or revision
-    return Loaded(model.to(place).eval(), tokenizer, found, identity)
+    origin = identity.get("source") or commit or revision
+    return Loaded(model.to(place).eval(), tokenizer, origin, identity)
 
 
 @contextmanager
@@ -174,6 +176,49 @@ def pick_device(device: str) -> str:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("there is no CUDA device here", fix="use --device cpu or auto")
     return device
+
+
+def use_threads() -> int:
+    """Set the threads that torch uses on the CPU, and return them.
+
+    ``ASDSIM_THREADS`` decides, then ``OMP_NUM_THREADS`` (which torch has read), then :func:`idle_cores`: two threads on
+    one core slow each other down many times over, since they wait for each other by spinning.
+    """
+    import torch
+
+    asked = os.environ.get("ASDSIM_THREADS", "")
+    if asked:
+        if not asked.isdecimal() or not 1 <= int(asked) <= 1024:
+            raise UsageError(f"ASDSIM_THREADS={asked!r} is no number of threads", fix="give 1 to 1024")
+        torch.set_num_threads(int(asked))
+    elif not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(idle_cores())
+    return int(torch.get_num_threads())
+
+
+def idle_cores() -> int:
+    """Return how many physical cores this process may use and nobody keeps busy now; at least 1."""
+    try:
+        mine = os.sched_getaffinity(0)
+    except AttributeError:  # not on this platform
+        mine = set(range(os.cpu_count() or 1))
+    siblings = set()
+    for number in mine:
+        try:
+            siblings.add(Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text())
+        except OSError:
+            siblings.add(str(number))
+    cores = float(len(siblings))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # no such group, or no limit ("max")
+        pass
+    try:
+        busy = os.getloadavg()[0] * min(1.0, len(mine) / (os.cpu_count() or 1))
+    except (AttributeError, OSError):
+        busy = 0.0
+    return max(1, int(min(cores, len(mine) - busy + 0.5)))
 
 
 def load_target(name: str, *, logits_dtype: str = "model", **loading: Any) -> Any:

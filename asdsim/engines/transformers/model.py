@@ -120,9 +120,9 @@ class HFTarget(Target):
         if run:
             tokens, mask, positions = left_pad(run, self.lm.device)
             self.lm.run(tokens, None, 1, mask, positions)
-        found = iter(() if self.lm.states is None else self.lm.states)
-        parts = [next(found)[-len(row) :] if row else self.lm.no_states() for row in rows]
-        return [self.lm.pick(part, taps) for part in parts]
+        computed = iter(() if self.lm.states is None else self.lm.states)
+        states = [next(computed)[-len(row) :] if row else self.lm.no_states() for row in rows]
+        return [self.lm.pick(row_states, taps) for row_states in states]
 
     def describe(self) -> dict[str, Any]:
         """Return name, revision, weight checksum, dtypes, device and vocabulary."""

@@ -1,7 +1,8 @@
 """Is an answer right? One file per way to tell; each has ``score(text, reference) -> bool``.
 
 A request is scored by its task: ``gsm8k``, ``humaneval`` (which runs the program that the model wrote, so only where
-that was allowed), and exact match for any other task whose requests have a reference answer.
+that was allowed), and exact match for any other task whose requests have a reference answer. A user may name another
+scorer for a task: see :mod:`asdsim.evaluate.scorers.custom`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from ...errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
     from ...records import RequestRecord
+    from .custom import Score
 
-NAMES = ("gsm8k", "humaneval", "exact")
+NAMES = ("gsm8k", "humaneval", "exact", "contains")
 OPEN = ("mt-bench",)
 """Tasks whose references are sample answers: no text has to equal them."""
 
+PATTERN = "regex:"
 Decode = Callable[[list[int]], str]
 
 
@@ -35,15 +38,15 @@ def scorer_name(record: RequestRecord, chosen: Mapping[str, str], allow_code: bo
     allow_code : bool
         Whether programs that the model wrote may be run.
     """
-    if record.reference is None:
-        return None
     usual = None if record.task in OPEN else record.task if record.task in NAMES else "exact"
     name = chosen.get(record.task, usual)
+    if record.reference is None and not (name and ":" in name):  # a pattern or a function may do without
+        return None
     return None if name == "humaneval" and not allow_code else name
 
 
 def parse_chosen(items: tuple[str, ...]) -> dict[str, str]:
-    """Read ``TASK=SCORER`` items.
+    """Read ``TASK=SCORER`` items: a name in :data:`NAMES`, ``regex:PATTERN`` or ``MODULE:FUNCTION``.
 
     Raises
     ------
@@ -52,11 +55,15 @@ def parse_chosen(items: tuple[str, ...]) -> dict[str, str]:
     """
     chosen = {}
     for item in items:
-        task, equals, name = item.rpartition("=")
+        task, equals, name = item.partition("=")
         if not equals or not task:
             raise UsageError(f"--scorer {item!r} is not TASK=SCORER", fix="write for example jsonl=gsm8k")
-        if name not in NAMES:
-            raise unknown_name("scorer", name, list(NAMES))
+        module, colon, function = name.partition(":")
+        named = colon and (
+            module == "regex" or (function.isidentifier() and all(map(str.isidentifier, module.split("."))))
+        )
+        if name not in NAMES and not named:
+            raise unknown_name("scorer", name, [*NAMES, "regex:PATTERN", "MODULE:FUNCTION"])
         chosen[task] = name
     return chosen
 
@@ -67,6 +74,7 @@ class TaskScorer:
 
     records: list[RequestRecord]
     names: list[str | None]
+    scores: Mapping[str, Score]
     decode: Decode
     timeout: float
     memory: int
@@ -78,15 +86,17 @@ class TaskScorer:
 
     def __call__(self, request: int, tokens: bytes) -> bool | None:
         """Return the verdict on an output."""
-        from . import exact, gsm8k, humaneval
-
         name, record = self.names[request], self.records[request]
-        if name is None or record.reference is None:
+        if name is None:
             return None
         text = self.decode(np.frombuffer(tokens, "<i4").tolist())
-        if name == "humaneval":
-            return humaneval.score(text, record.reference, record.prompt_text, timeout=self.timeout, memory=self.memory)
-        return (gsm8k if name == "gsm8k" else exact).score(text, record.reference)
+        if name != "humaneval":
+            return self.scores[name](text, record.reference)
+        from . import humaneval
+
+        return humaneval.score(
+            text, record.reference or "", record.prompt_text, timeout=self.timeout, memory=self.memory
+        )  # fmt: skip
 
 
 def make_scorer(
@@ -113,11 +123,22 @@ def make_scorer(
     Raises
     ------
     UsageError
-        If programs are to be run and cannot be on this system.
+        If programs are to be run and cannot be on this system, or a pattern or function cannot be used.
     """
     from . import humaneval
 
     names = [scorer_name(record, chosen or {}, allow_code) for record in records]
     if "humaneval" in names:
         humaneval.check_supported()
-    return TaskScorer(records, names, decode, timeout, memory)
+    scores = {name: _score(name) for name in dict.fromkeys(names) if name not in (None, "humaneval")}
+    return TaskScorer(records, names, scores, decode, timeout, memory)
+
+
+def _score(name: str) -> Score:
+    from . import custom, exact, gsm8k
+
+    if name.startswith(PATTERN):
+        return custom.by_pattern(name.removeprefix(PATTERN))
+    if ":" in name:
+        return custom.by_function(name)
+    return {"gsm8k": gsm8k.score, "exact": exact.score, "contains": custom.contains}[name]

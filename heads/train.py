@@ -1,11 +1,11 @@
 """Trains draft heads for a target: Medusa, EAGLE3 and DSpark, from the target's own greedy answers.
 
-    python analysis/train_heads.py generate --work WORK --given mbpp.jsonl --given gsm8k.jsonl:700
-    python analysis/train_heads.py train eagle3 --work WORK -o heads/smollm2-eagle3
-    python analysis/train_heads.py score eagle3 heads/smollm2-eagle3 --work WORK
-    python analysis/train_heads.py evaluate eagle3:heads/smollm2-eagle3 -K 7
+    python -m heads.train generate --work WORK --given mbpp.jsonl --given gsm8k.jsonl:700
+    python -m heads.train train eagle3 --work WORK -o heads/smollm2-eagle3
+    python -m heads.train score eagle3 heads/smollm2-eagle3 --work WORK
+    python -m heads.train evaluate eagle3:heads/smollm2-eagle3 -K 7
 
-``generate`` writes shards (:mod:`heads_data`), ``train`` one head in a public format, ``score`` and ``evaluate`` tell
+``generate`` writes shards (:mod:`heads.data`), ``train`` one head in a public format, ``score`` and ``evaluate`` tell
 what is accepted of one on held-out prompts: on stored answers, as while training, or live. The first two go on where a
 killed run ended. What trained the heads of
 a directory is told by its prompts.jsonl.gz, and of each by training.json.
@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import heads_data
 import numpy as np
 import torch
 from torch.nn import functional
@@ -47,6 +46,8 @@ from asdsim.capture.run import Plan, make_requests
 from asdsim.capture.tasks import load_prompts
 from asdsim.engines.transformers.load import load_model, load_target
 from asdsim.rules.settings import STRICT
+from heads import data as heads_data
+from heads.export import vocabulary_maps
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 MEDUSA_HEADS = 5
@@ -421,7 +422,7 @@ class DSparkTrainer:
         seen = (context < anchors[..., None]).repeat_interleave(BLOCK, 1)
         same = (block[:, None] == block).expand(len(anchors), -1, -1)
         mask = torch.cat([seen, same], -1)[:, None]
-        return head(tokens.flatten(1), positions, mask, tape).unflatten(1, (-1, BLOCK))
+        return head(tokens.flatten(1), positions, [mask] * len(head.layers), tape).unflatten(1, (-1, BLOCK))
 
     def loss(self, batch: Batch, rng: random.Random, done: float) -> torch.Tensor:
         """Return the mean cross-entropy of all slots, later ones weighing less."""
@@ -486,14 +487,6 @@ def layer_config(head: Head, shape: dict[str, int]) -> dict[str, Any]:
         "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": ROPE["rope_theta"], "max_position_embeddings": 8192,
         "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2, "dtype": "float16",
     }  # fmt: skip
-
-
-def vocabulary_maps(token_ids: torch.Tensor, vocab: int) -> dict[str, torch.Tensor]:
-    """Return ``d2t`` (offsets) and ``t2d``."""
-    return {
-        "d2t": token_ids - torch.arange(len(token_ids)),
-        "t2d": torch.zeros(vocab, dtype=torch.bool).index_fill(0, token_ids, True),
-    }
 
 
 @torch.inference_mode()
@@ -581,34 +574,9 @@ def earlier(folder: Path) -> Any:
     return json.loads((folder / "training.json").read_text())
 
 
-def train(options: argparse.Namespace) -> None:
-    """Train one head on the shards that there are."""
-    making = json.loads((options.work / "making.json").read_text())
-    loaded = load_model(making["target"], device="cpu", offline=options.offline)
-    model = loaded.model.requires_grad_(False)
-    paths = sorted(options.work.glob("shard-*.safetensors"))
-    began = None
-    if options.start is not None:
-        began = head_class(options.kind).from_checkpoint(read_checkpoint(str(options.start)), model)
-    kept = None if began is None or options.vocabulary else began.token_ids
-    if began is not None and kept is None and options.kind == "dspark":
-        raise SystemExit("--vocabulary: a DSpark head keeps the draft vocabulary that it started with")
-    answers = Answers(
-        paths, making["taps"], model, kept, size=options.vocabulary or DRAFT_VOCABULARY, soft=options.soft
-    )
-    dev = Answers([options.work / "dev.safetensors"], making["taps"], model, answers.token_ids)
-    torch.manual_seed(options.seed)
-    trainer = make_trainer(options.kind, answers, loaded.tokenizer)
+def fit(trainer: Any, answers: Answers, dev: Answers, options: argparse.Namespace, size: int, source: str) -> None:
+    """Run all epochs, from the last one that a killed run stored on; ``size`` answer tokens, ``source`` the target."""
     head = trainer.head
-    if began is not None:
-        head.load_state_dict(began.state_dict())
-    count = sum(p.numel() for p in head.parameters())
-    size = sum(len(ids) - begin for ids, begin in zip(answers.data.ids, answers.data.begins, strict=True))
-    print(
-        f"{len(answers.data)} answers, {size} tokens, {answers.covered():.3f} of them in the draft vocabulary "
-        f"(held-out {dev.covered():.3f}); {count / 1e6:.2f}M parameters",
-        flush=True,
-    )
     optimizers = make_optimizers(head, options.rate, options.decay)
     per_epoch = sum(1 for _ in answers.batches(options.tokens, None))
     total, warm = per_epoch * options.epochs, max(1, round(0.04 * per_epoch * options.epochs))
@@ -648,13 +616,43 @@ def train(options: argparse.Namespace) -> None:
             if step % 20 == 0:
                 left = (time.monotonic() - start) / (step - begin * per_epoch) * (total - step) / 60
                 print(f"step {step}/{total}, loss {np.mean(losses[-20:]):.3f}, {left:.1f} min left", flush=True)
-        found = accepted(trainer, dev)
-        print(f"epoch {epoch + 1}: held-out accepted {told(found)}", flush=True)
-        part = state_file.with_suffix(".part")
+        print(f"epoch {epoch + 1}: held-out accepted {told(accepted(trainer, dev))}", flush=True)
+        partial = state_file.with_suffix(".part")
         held = [optimizer.state_dict() for optimizer in optimizers]
-        torch.save({"settings": settings, "epoch": epoch + 1, "head": head.state_dict(), "optimizers": held}, part)
-        os.replace(part, state_file)
-        save_head(trainer, options.output, options.full, making["target"])
+        torch.save({"settings": settings, "epoch": epoch + 1, "head": head.state_dict(), "optimizers": held}, partial)
+        os.replace(partial, state_file)
+        save_head(trainer, options.output, options.full, source)
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train one head on the shards that there are."""
+    making = json.loads((options.work / "making.json").read_text())
+    loaded = load_model(making["target"], device="cpu", offline=options.offline)
+    model = loaded.model.requires_grad_(False)
+    paths = sorted(options.work.glob("shard-*.safetensors"))
+    began = None
+    if options.start is not None:
+        began = head_class(options.kind).from_checkpoint(read_checkpoint(str(options.start)), model)
+    kept = None if began is None or options.vocabulary else began.token_ids
+    if began is not None and kept is None and options.kind == "dspark":
+        raise SystemExit("--vocabulary: a DSpark head keeps the draft vocabulary that it started with")
+    answers = Answers(
+        paths, making["taps"], model, kept, size=options.vocabulary or DRAFT_VOCABULARY, soft=options.soft
+    )
+    dev = Answers([options.work / "dev.safetensors"], making["taps"], model, answers.token_ids)
+    torch.manual_seed(options.seed)
+    trainer = make_trainer(options.kind, answers, loaded.tokenizer)
+    head = trainer.head
+    if began is not None:
+        head.load_state_dict(began.state_dict())
+    count = sum(p.numel() for p in head.parameters())
+    size = sum(len(ids) - begin for ids, begin in zip(answers.data.ids, answers.data.begins, strict=True))
+    print(
+        f"{len(answers.data)} answers, {size} tokens, {answers.covered():.3f} of them in the draft vocabulary "
+        f"(held-out {dev.covered():.3f}); {count / 1e6:.2f}M parameters",
+        flush=True,
+    )
+    fit(trainer, answers, dev, options, size, making["target"])
     prompts = save_prompts(answers, options.output.parent / "prompts.jsonl.gz")
     note = {
         "target": making["target"], "answers": len(answers.data), "answer_tokens": size, "parameters": count,

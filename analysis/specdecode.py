@@ -1,5 +1,7 @@
 """SpecDecode-Bench's simulator beside the walk, on its own data.
 
+    python analysis/specdecode.py CHECKOUT
+
 The simulator (github.com/SpecDecode-Bench/simulator) walks recorded acceptance lengths under a fixed draft length K,
 and predicts times as it goes. What is timed of it is ``simulate_sd_batch`` with one request, the walk without the
 baseline; of ours, laying the lengths out as a graph and walking that. Every accepted length must be the same.
@@ -7,6 +9,7 @@ baseline; of ours, laying the lengths out as a graph and walking that. Every acc
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -18,12 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UsageError
-from ..formats.acceptance import read_rows
-from ..rules.settings import STRICT, Grid
-from ..trace.graph import END, MISSING, Graph
-from ..walk.request import STEPS, TOKENS
-from ..walk.sweep import walk_grid
+from asdsim.errors import UsageError
+from asdsim.files import read_rows
+from asdsim.rules.settings import STRICT, Grid
+from asdsim.trace.graph import END, MISSING, Graph
+from asdsim.walk.request import STEPS, TOKENS
+from asdsim.walk.sweep import walk_grid
 
 DRAFT_LENGTHS = (1, 3, 5)
 """What the simulator knows as FIXED_1, FIXED_3 and FIXED_5."""
@@ -44,11 +47,11 @@ def lengths_graph(lengths: list[npt.NDArray[np.int64]], K: int) -> Graph:
     K : int
         Draft tokens of every step.
     """
-    sizes = np.array([len(part) for part in lengths], np.int64)
+    sizes = np.array([len(values) for values in lengths], np.int64)
     number = sizes - 1
     begin = np.concatenate([[0], np.cumsum(number)])
     steps = int(begin[-1])
-    emitted = np.concatenate([part[:-1] for part in lengths]) if steps else np.zeros(0, np.int64)
+    emitted = np.concatenate([values[:-1] for values in lengths]) if steps else np.zeros(0, np.int64)
     emitted = np.minimum(emitted, K + 1)
     request = np.repeat(np.arange(len(lengths)), number)
     after = np.arange(steps) + emitted
@@ -90,14 +93,14 @@ def strict_lengths(graph: Graph) -> list[list[int]]:
     """Return the tokens of each step of strict matching, per request."""
     first = graph.mm_ptr[:-1] + np.arange(graph.num_steps)
     following, tokens = graph.edge_next[first].tolist(), graph.edge_tokens[first].tolist()
-    made = []
+    requests = []
     for step in graph.root.tolist():
         taken = []
         while step >= 0:
             taken.append(tokens[step])
             step = following[step]
-        made.append(taken)
-    return made
+        requests.append(taken)
+    return requests
 
 
 def compare(checkout: Path, note: Callable[[str], None]) -> dict[str, Any]:
@@ -132,12 +135,12 @@ def compare(checkout: Path, note: Callable[[str], None]) -> dict[str, Any]:
             every = [np.array(row[f"acc_{drafter}"]["acc_len"], np.int64) for row in recorded]
             lengths = [values for values in every if len(values)]
             for K in DRAFT_LENGTHS:
-                found = theirs[f"{drafter}/{K}"]
-                row = _walk(lengths, K, found["lengths"], f"{file.name}, {drafter}, K={K}")
+                simulated = theirs[f"{drafter}/{K}"]
+                row = _walk(lengths, K, simulated["lengths"], f"{file.name}, {drafter}, K={K}")
                 rows.append({
                     "data": file.stem.removeprefix("combined_"), "drafter": drafter, "K": K, **row,
-                    "simulator_seconds": found["seconds"], "ratio": found["seconds"] / row["seconds"],
-                    "walk_ratio": found["seconds"] / row["walk_seconds"],
+                    "simulator_seconds": simulated["seconds"], "ratio": simulated["seconds"] / row["seconds"],
+                    "walk_ratio": simulated["seconds"] / row["walk_seconds"],
                 })  # fmt: skip
     return {"rows": rows}
 
@@ -150,8 +153,8 @@ def _simulate(checkout: Path, file: Path) -> dict[str, Any]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UsageError(f"the simulator failed: {last}", where=str(file))
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    simulated: dict[str, Any] = json.loads(done.stdout)
+    return simulated
 
 
 def _walk(lengths: list[npt.NDArray[np.int64]], K: int, expected: list[list[int]], where: str) -> dict[str, Any]:
@@ -165,8 +168,22 @@ def _walk(lengths: list[npt.NDArray[np.int64]], K: int, expected: list[list[int]
         walks = walk_grid(graph, grid, device="cpu", threads=1)
         end = time.perf_counter()
         best, alone = min(best, end - begin), min(alone, end - laid)
-    tokens, steps = ([made(part) for part in expected] for made in (sum, len))
+    tokens, steps = [sum(taken) for taken in expected], [len(taken) for taken in expected]
     same = walks.counts[0, :, TOKENS].tolist() == tokens and walks.counts[0, :, STEPS].tolist() == steps
     if not same or strict_lengths(graph) != expected:
         raise RuntimeError(f"{where}: the accepted lengths are not those of the simulator")
     return {"requests": len(lengths), "steps": sum(steps), "seconds": best, "walk_seconds": alone}
+
+
+def main() -> None:
+    """Print a row for each data file, drafter and K."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path)
+    rows = compare(parser.parse_args().checkout, lambda line: print(line, file=sys.stderr))["rows"]
+    print("the simulator's time over ours, same accepted lengths: walk with layout, walk alone")
+    for row in rows:
+        print(f"{row['data']}, {row['drafter']}, K={row['K']:<4} {row['ratio']:,.0f} {row['walk_ratio']:,.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""Files: written whole or not at all, numbers in JSON, and JSON and text that others wrote."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import gzip
+import json
+import math
+import os
+import re
+import reprlib
+import secrets
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from .errors import AsdsimError, UsageError
+
+CHUNK = 1 << 20
+MAX_VALUE = 1 << 28
+"""Characters of one JSON value or text file: more is no row, configuration or table."""
+MAX_FILE = 1 << 34
+"""Characters of a file of rows, unpacked: what a small compressed file may grow to."""
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def write_atomically(file: Path, data: bytes | memoryview | str) -> None:
+    """Write a file so that its name stands for all of ``data`` (text as UTF-8) or for what it was before.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; the temporary file is removed.
+    """
+    content = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    write_made(file, lambda handle: handle.write(content))
+
+
+def write_made(file: Path, fill: Callable[[BinaryIO], Any]) -> None:
+    """Write a file by a function that gets an open binary file; see :func:`write_atomically`.
+
+    The temporary file has a random name in the same directory and is created exclusively, so that two writers never
+    share one and no symbolic link is followed. A device or a pipe is written to as it is.
+    """
+    file = Path(file)
+    if str(file).startswith(("/dev/", "/proc/")) or _is_stream(file):
+        with open(file, "wb") as handle:
+            fill(handle)
+        return
+    temporary = file.with_name(f".tmp-{secrets.token_hex(8)}")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(temporary, flags | getattr(os, "O_BINARY", 0), 0o666)  # less what umask takes away
+    try:
+        with open(descriptor, "w+b") as handle:
+            fill(handle)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(file.parent)
+
+
+def _is_stream(file: Path) -> bool:
+    try:
+        mode = file.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def sync_directory(folder: Path) -> None:
+    """Make renames inside a directory last through a loss of power, where the platform can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems know no such call
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# --- numbers in JSON ----------------------------------------------------------------------------------------------
+
+
+def plain(value: Any, *, nan: bool = True) -> Any:
+    """Return ``value`` as JSON can say it: an infinity as ``"inf"`` or ``"-inf"``, NaN as null, numpy as Python.
+
+    Raises
+    ------
+    ValueError
+        On a NaN where ``nan`` is False.
+    TypeError
+        On a type that JSON has no word for.
+    """
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        if math.isnan(value):
+            if not nan:
+                raise ValueError("NaN cannot be stored")
+            return None
+        return "inf" if value > 0 else "-inf"
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, nan=nan) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, nan=nan) for item in value]
+    if hasattr(value, "tolist"):  # a numpy scalar or array
+        return plain(value.tolist(), nan=nan)
+    if isinstance(value, os.PathLike):
+        return os.fsencode(value).decode("utf-8", "surrogateescape")  # also under a locale of ASCII
+    raise TypeError(f"a {type(value).__name__} cannot be stored")
+
+
+def dump_json(value: Any, *, indent: int | None = None, ascii_only: bool = True) -> str:
+    """Return ``value`` as JSON text by the rule of :func:`plain`, without a line end."""
+    return json.dumps(plain(value), indent=indent, ensure_ascii=ascii_only, allow_nan=False)
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def shown(text: object) -> str:
+    """Return text from outside as a terminal may show it: control, bidirectional and invisible characters escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+
+
+def _pieces(path: Path, error: type[AsdsimError]) -> Iterator[str]:
+    """Yield the text of a file, plain or gzip, UTF-8 with or without a mark; read once from front to back."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    lines = size = 0
+    try:
+        with open(path, "rb") as raw:
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+            data = b" "
+            while data:
+                data = stream.read(CHUNK)
+                if size == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                    raise error("text in UTF-16", where=shown(path), fix="save it as UTF-8")
+                size += len(data)
+                if size > MAX_FILE:
+                    raise error(f"more than {MAX_FILE >> 30} GiB of text", where=shown(path), fix="split it")
+                text = decoder.decode(data, final=not data)
+                lines += text.count("\n")
+                yield text
+    except (EOFError, zlib.error):
+        raise error("damaged or cut gzip file", where=shown(path)) from None
+    except OSError as failure:
+        raise error(f"cannot read it: {failure.strerror or failure}", where=shown(path)) from None
+    except UnicodeDecodeError as failure:
+        line = lines + 1 + bytes(failure.object[: failure.start]).count(b"\n")
+        raise error("not text in UTF-8", where=f"{shown(path)}, line {line}") from None
+
+
+def read_text(path: Path, *, error: type[AsdsimError] = UsageError) -> str:
+    """Return a text file of at most ``MAX_VALUE`` characters: UTF-8, plain or gzip, also from a pipe.
+
+    Raises
+    ------
+    AsdsimError
+        Of the type ``error``, with file and line.
+    """
+    text, size = [], 0
+    for piece in _pieces(path, error):
+        text.append(piece)
+        size += len(piece)
+        if size > MAX_VALUE:
+            raise error(f"more than {MAX_VALUE >> 20} million characters", where=shown(path))
+    return "".join(text)
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+class _Values:
+    """JSON values one after another: lines, pretty-printed objects, or the items of an array.
+
+    Holds a window of the file. A value that does not end inside the window is tried again with twice as much.
+    """
+
+    def __init__(self, path: Path, error: type[AsdsimError]) -> None:
+        self.where, self.error, self.pieces = shown(path), error, _pieces(path, error)
+        self.window, self.place, self.line, self.ended = "", 0, 1, False
+        self.decode = json.JSONDecoder().raw_decode
+
+    def more(self, least: int = 1) -> None:
+        """Drop what was read and add at least ``least`` characters."""
+        parts, added = [self.window[self.place :]], 0
+        while added < least and not self.ended:
+            piece = next(self.pieces, None)
+            self.ended = piece is None
+            parts.append(piece or "")
+            added += len(piece or "")
+        self.window, self.place = "".join(parts), 0
+
+    def move(self, place: int) -> None:
+        self.line += self.window.count("\n", self.place, place)
+        self.place = place
+
+    def next_character(self) -> str:
+        """Skip white space; return the character that follows, or nothing at the end."""
+        while True:
+            space = _SPACE.match(self.window, self.place)
+            self.move(space.end() if space else self.place)
+            if self.place < len(self.window):
+                return self.window[self.place]
+            if self.ended:
+                return ""
+            self.more()
+
+    def refuse(self, what: str, place: int | None = None) -> NoReturn:
+        line = self.line + (0 if place is None else self.window.count("\n", self.place, place))
+        raise self.error(f"not valid JSON: {what}", where=f"{self.where}, line {line}") from None
+
+    def value(self) -> Any:
+        while True:
+            try:
+                value, end = self.decode(self.window, self.place)
+            except RecursionError:
+                self.refuse("nested too deeply")
+            except json.JSONDecodeError as error:
+                if self.ended or len(self.window) - self.place > MAX_VALUE:
+                    self.refuse(error.msg, error.pos)
+            except ValueError:  # Python converts no integer of more digits
+                self.refuse("a number of more than 4,300 digits")
+            else:
+                if end < len(self.window) or self.ended:
+                    self.move(end)
+                    return value
+            self.more(max(CHUNK, len(self.window) - self.place))
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        """Yield each value with its place; the items of a top-level array count as values."""
+        while first := self.next_character():
+            if first != "[":
+                line = self.line
+                yield f"{self.where}, line {line}", self.value()
+                continue
+            number, closed = 0, False
+            start = f"{self.where}, " if self.line == 1 else f"{self.where}, line {self.line}, "
+            while not closed:
+                self.move(self.place + 1)  # over the bracket or the comma
+                if self.next_character() == "]" and not number:
+                    break
+                number += 1
+                yield f"{start}item {number}", self.value()
+                after = self.next_character()
+                closed = after == "]"
+                if not closed and after != ",":
+                    self.refuse("expecting ',' or ']'" if after else "the array does not end")
+            self.move(self.place + 1)
+
+
+def read_rows(path: Path, *, error: type[AsdsimError] = UsageError) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (where, object) from JSON lines, pretty-printed objects or an array of objects, plain or gzip.
+
+    Raises
+    ------
+    AsdsimError
+        Of the type ``error``, with file and line or item: on what is no JSON, or no object.
+    """
+    for where, value in _Values(path, error).rows():
+        if not isinstance(value, dict):
+            raise error("not a JSON object", where=where)
+        yield where, value
+
+
+def read_json(path: Path, *, error: type[AsdsimError] = UsageError) -> Any:
+    """Return the one JSON value of a file.
+
+    Raises
+    ------
+    AsdsimError
+        Of the type ``error``, with file and line.
+    """
+    values = _Values(path, error)
+    if not values.next_character():
+        raise error("the file is empty", where=shown(path))
+    value = values.value()
+    if values.next_character():
+        values.refuse("more than one value")
+    return value
+
+
+# --- values by key ------------------------------------------------------------------------------------------------
+
+_NEEDED: Any = object()
+
+
+class Fields:
+    """Values of a JSON object by key and type; an error names file and key. A boolean is no number.
+
+    A key that is absent or null gives ``default``, and is refused without one.
+    """
+
+    def __init__(self, values: Any, where: str | Path, error: type[AsdsimError] = UsageError) -> None:
+        self.where, self.error = shown(where), error
+        if not isinstance(values, Mapping):
+            raise error("not a JSON object", where=self.where)
+        self.values: Mapping[str, Any] = values
+
+    def refuse(self, key: str, what: str) -> NoReturn:
+        """Raise an error about the value of a key."""
+        value = shown(reprlib.repr(self.values.get(key)))
+        raise self.error(f"{shown(key)} is {value}, not {what}", where=self.where) from None
+
+    def get(self, key: str, default: Any = _NEEDED) -> Any:
+        """Return the value of any type."""
+        value = self.values.get(key)
+        if value is None:
+            if default is _NEEDED:
+                raise self.error(f"no {shown(key)}", where=self.where)
+            return default
+        return value
+
+    def number(self, key: str, default: Any = _NEEDED, *, infinite: bool = False) -> float:
+        """Return a finite number; with ``infinite`` also an infinity, or ``"inf"``."""
+        value = self.get(key, default)
+        if value is default:
+            return value
+        if infinite and value in ("inf", "-inf"):
+            return float(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.refuse(key, "a number" if infinite else "a finite number")
+        try:
+            result = float(value)
+        except OverflowError:
+            self.refuse(key, "a number of double precision")
+        if math.isnan(result) or (math.isinf(result) and not infinite):
+            self.refuse(key, "a finite number")
+        return result
+
+    def whole(self, key: str, default: Any = _NEEDED, *, least: int = 0, most: int = 2**63 - 1) -> int:
+        """Return a whole number from ``least`` to ``most``; 3.0 is 3."""
+        value = self.get(key, default)
+        if value is default:
+            return value
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not whole or not least <= value <= most:
+            self.refuse(key, f"a whole number >= {least}" + ("" if most == 2**63 - 1 else f" and <= {most}"))
+        return int(value)
+
+    def text(self, key: str, default: Any = _NEEDED) -> str:
+        """Return text that UTF-8 can hold (no lone surrogates)."""
+        value = self.get(key, default)
+        if value is default:
+            return value
+        if not isinstance(value, str):
+            self.refuse(key, "text")
+        if any("\ud800" <= c <= "\udfff" for c in value):
+            self.refuse(key, "text: it holds half of a surrogate pair")
+        return value
+
+    def flag(self, key: str, default: Any = _NEEDED) -> bool:
+        """Return true or false."""
+        value = self.get(key, default)
+        if value is not default and not isinstance(value, bool):
+            self.refuse(key, "true or false")
+        return value
+
+    def list_of(self, kind: str, key: str, default: Any = _NEEDED, **bounds: Any) -> list[Any]:
+        """Return a list of ``"number"``, ``"whole"``, ``"text"`` or ``"flag"``; an error names the place."""
+        value = self.get(key, default)
+        if value is default:
+            return value
+        if not isinstance(value, (list, tuple)):
+            self.refuse(key, "a list")
+        items = Fields({f"{key}[{n}]": item for n, item in enumerate(value)}, self.where, self.error)
+        return [getattr(items, kind)(name, **bounds) for name in items.values]
+
+    def inner(self, key: str) -> Fields:
+        """Return the object under a key."""
+        value = self.get(key)
+        if not isinstance(value, Mapping):
+            self.refuse(key, "an object")
+        return Fields(value, f"{self.where}, {shown(key)}", self.error)

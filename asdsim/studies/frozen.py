@@ -1,0 +1,231 @@
+"""``policy.json``: a frozen setting, what it belongs to, and how it was chosen and judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..errors import UsageError, unknown_name
+from ..files import Fields, dump_json, plain, read_json, write_atomically
+from ..rules import NAMES
+from ..rules.settings import SEMANTICS, Grid, rule_grids
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..evaluate.cost import CostModel
+    from ..evaluate.quality import Quality
+    from ..trace.reader import Trace
+    from .calibrate import Calibration
+
+POLICY_VERSION = 1
+KIND = "asdsim policy"
+FIX = "give a file that asdsim calibrate wrote"
+
+
+def identity(trace: Trace) -> dict[str, Any]:
+    """Return what a frozen setting belongs to: models, drafter and K."""
+    manifest = trace.manifest
+    return {
+        "target": manifest.target, "drafter": manifest.drafter, "num_draft_tokens": manifest.num_draft_tokens,
+        "logits_dtype": manifest.logits_dtype,
+    }  # fmt: skip
+
+
+def check_same_models(one: Mapping[str, Any], other: Mapping[str, Any], where: str) -> None:
+    """Refuse a trace of other models, or of another K.
+
+    Raises
+    ------
+    UsageError
+        Naming the first difference. Names may differ where the checksum of the weights is the same.
+    """
+    for role in ("target", "drafter"):
+        left, right = one[role], other[role]
+        same_weights = left.get("weights_sha256") and left.get("weights_sha256") == right.get("weights_sha256")
+        for key in ("weights_sha256", "config_sha256", "name", "revision", "layers", "ngram", "dtype"):
+            if key == "config_sha256" and not (left.get(key) and right.get(key)):  # older traces do not say
+                continue
+            if key in ("name", "revision") and same_weights:
+                continue
+            if left.get(key) != right.get(key):
+                raise UsageError(
+                    f"{role} {key} is {right.get(key)!r} ({right.get('name')}), "
+                    f"not {left.get(key)!r} ({left.get('name')})", where=where,
+                    fix="calibrate and judge with one model and drafter",
+                )  # fmt: skip
+    if one["num_draft_tokens"] != other["num_draft_tokens"]:
+        raise UsageError(
+            f"K is {other['num_draft_tokens']}, not {one['num_draft_tokens']}", where=where, fix="capture with one K"
+        )
+
+
+def setting_record(grid: Grid) -> dict[str, Any]:
+    """Return what names the one setting of a grid in JSON: a rule and its parameters; of ASD, B, g, M and the reading.
+
+    Numbers follow :func:`asdsim.files.plain`: JSON has no infinity, so it stands there as ``"inf"``.
+    """
+    if grid.layout.rule != "asd":
+        return {"rule": grid.layout.rule, "parameters": plain(dict(grid.params[0]) if grid.params else {})}
+    return plain({
+        "rule": "asd", "B": float(grid.budget[0]), "g": float(grid.gate[0]), "M": float(grid.cap[0]),
+        "semantics": grid.semantics, "regret": grid.layout.regret, "value": grid.layout.value, "ledger": grid.ledger,
+    })  # fmt: skip
+
+
+def setting_name(grid: Grid, setting: int = 0) -> str:
+    """Return how people read a setting: ``B=8 g=0.25 M=2 (paper)``, or a rule with its parameters."""
+    policy = grid.policy(setting)
+    if grid.layout.rule != "asd":
+        return str(policy) if policy.label else grid.layout.rule
+    varied = grid.parameters(setting)
+    return f"{policy} ({policy.semantics}{', ' if varied else ''}{varied})"
+
+
+def how_to_cover(path: Path, grid: Grid) -> str:
+    """Return the command that covers a trace for the settings of a grid."""
+    if grid.layout.rule != "asd":
+        names = grid.params[0] if grid.params else {}
+        options = [("-p", name, dict.fromkeys(str(row[name]) for row in grid.params)) for name in names]
+        words = [f"{flag} {name}={','.join(values)}" for flag, name, values in options]
+        return " ".join([f"asdsim cover {path} --rule {grid.layout.rule}", *words])
+    axes = (("B", grid.budget), ("g", grid.gate), ("M", grid.cap))
+    words = []
+    for name, axis in axes:
+        values = [f"{value:g}" if name == "M" else repr(value) for value in dict.fromkeys(axis.tolist())]
+        words.append(f"--{name} {','.join(values)}")
+    usual = {"semantics": "paper", "regret": "logit", "value": SEMANTICS[grid.semantics], "ledger": "request"}
+    layout = grid.layout
+    given = {"semantics": grid.semantics, "regret": layout.regret, "value": layout.value, "ledger": grid.ledger}
+    words += [f"--{name} {value}" for name, value in given.items() if value != usual[name]]
+    return " ".join([f"asdsim cover {path}", *words])
+
+
+def policy_record(
+    calibration: Calibration, trace: Trace, holdout: Trace | None, cost: CostModel | None
+) -> dict[str, Any]:
+    """Return the content of ``policy.json``: the setting, what it belongs to, and how it was found and judged."""
+
+    def side(source: Trace | None, quality: Quality | None) -> dict[str, Any] | None:
+        if quality is None:
+            return None
+        where = {} if source is None else {"trace": str(source.path), "checksum": source.manifest.checksum}
+        return {**where, "figures": quality.row(0)}
+
+    return plain({
+        "schema_version": POLICY_VERSION, "kind": KIND, "asdsim": __version__,
+        **setting_record(calibration.grid), **identity(trace),
+        "method": calibration.method, "limits": {**calibration.limits.given(), "bound": calibration.limits.bound},
+        "candidates": calibration.candidates, "ratios": calibration.ratios or None,
+        "cost": None if cost is None else cost.to_dict(), "resamples": calibration.calibration.resamples,
+        "seed": calibration.calibration.seed, "calibration": side(trace, calibration.calibration),
+        "holdout": side(holdout, calibration.holdout), "folds": calibration.folds or None,
+        "optimism": calibration.optimism(),
+    })  # fmt: skip
+
+
+def check_replaces(path: Path, judged: bool) -> None:
+    """Refuse to replace a policy that was judged on other requests by one that will not be, or any other file.
+
+    Parameters
+    ----------
+    path : Path
+        Where the new policy will be written.
+    judged : bool
+        Whether the new one will be judged on requests it was not chosen on.
+
+    Raises
+    ------
+    UsageError
+        Saying what would be lost.
+    """
+    if not path.is_file():
+        return
+    fix = "give --force to replace it, or another file with -o"
+    try:
+        record = read_policy(path)[1]
+    except UsageError:
+        raise UsageError("it exists, and is not a policy file", where=str(path), fix=fix) from None
+    if record.get("holdout") and not judged:
+        where = record["holdout"].get("trace", "parts held out in turn")
+        raise UsageError(
+            f"it holds a policy judged on {where}; the new one would be judged on nothing", where=str(path),
+            fix=f"give --holdout or --split; {fix}",
+        )  # fmt: skip
+
+
+def write_policy(record: dict[str, Any], path: Path) -> None:
+    """Write ``policy.json``, whole or not at all.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be written.
+    """
+    try:
+        write_atomically(path, dump_json(record, indent=1) + "\n")
+    except OSError as error:
+        raise UsageError(f"cannot write: {error.strerror or error}", where=str(path)) from None
+
+
+def read_policy(path: Path) -> tuple[Grid, dict[str, Any]]:
+    """Read ``policy.json``.
+
+    Returns
+    -------
+    Grid
+        The one setting.
+    dict
+        Everything that the file says.
+
+    Raises
+    ------
+    UsageError
+        If it is no such file, or names a setting that does not exist.
+    """
+    record = read_json(path)
+    if not isinstance(record, dict) or record.get("kind") != KIND:
+        raise UsageError("not a policy file", where=str(path), fix=FIX)
+    if record.get("schema_version") != POLICY_VERSION:
+        raise UsageError(
+            f"schema version {record.get('schema_version')!r} is not {POLICY_VERSION}", where=str(path), fix=FIX
+        )
+    fields = Fields(record, path)
+    for role in ("target", "drafter"):
+        fields.inner(role)
+    fields.whole("num_draft_tokens")
+    rule = fields.text("rule", "asd")
+    return (_asd_setting(fields) if rule == "asd" else _rule_setting(rule, fields)), record
+
+
+def _asd_setting(fields: Fields) -> Grid:
+    semantics = fields.text("semantics")
+    if semantics not in SEMANTICS:
+        raise UsageError(str(unknown_name("semantics", semantics, list(SEMANTICS))), where=fields.where)
+    B, g, M = (fields.number(name, infinite=True) for name in ("B", "g", "M"))
+    usual = {"regret": "logit", "value": "", "ledger": "request"}
+    reading: dict[str, Any] = {name: fields.text(name, default) for name, default in usual.items()}
+    try:
+        return Grid.product(B, g, M, semantics, **reading)
+    except UsageError as error:
+        raise UsageError(error.what, where=fields.where, fix=error.fix) from None
+
+
+def _rule_setting(rule: str, fields: Fields) -> Grid:
+    if rule not in NAMES:
+        raise UsageError(str(unknown_name("rule", rule, ["asd", *NAMES])), where=fields.where)
+    given = Fields(fields.get("parameters"), f"{fields.where}, parameters")
+    try:
+        values = {
+            name: float(value) if value in ("inf", "-inf") else value for name, value in given.values.items()
+        }  # fmt: skip
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+                given.refuse(name, "a number or a name")
+        grids = rule_grids(rule, values)
+    except UsageError as error:
+        raise UsageError(error.what, where=str(given.where), fix=error.fix) from None
+    if len(grids) != 1 or len(grids[0]) != 1:
+        raise UsageError("the parameters name several settings", where=fields.where, fix=FIX)
+    return grids[0]

@@ -1,0 +1,342 @@
+"""Would the tests notice? Small changes of meaning, each put into a copy of the tree, and the tests that must fail.
+
+    python tests/mutants.py                    # all of them; or make mutants
+    python tests/mutants.py studies quality    # those whose path holds one of these words
+    python tests/mutants.py --list
+
+Each entry of :data:`MUTANTS` is (file, old text, new text, tests): the old text occurs once in the file. The selected
+tests first run on the copy as it is, then with each change alone, up to the first failure. A mutant that no test
+notices has survived: the tests lack a right value there. Not part of CI: it takes some ten minutes.
+
+To add mutants of another room, add rows. A change that cannot be told apart from outside (an equivalent one) is not
+worth a row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT = 600
+"""Seconds for one selection of tests; a mutant that makes them hang is noticed, too."""
+
+
+class Mutant(NamedTuple):
+    """One change, and the tests that should notice it."""
+
+    path: str
+    old: str
+    new: str
+    tests: str
+
+
+def changes(path: str, tests: str, pairs: Sequence[tuple[str, str]]) -> list[Mutant]:
+    """Return the mutants of one file, each (old text, new text)."""
+    return [Mutant(path, old, new, tests) for old, new in pairs]
+
+
+QUALITY = "tests/unit/test_quality.py"
+STATS = "tests/unit/test_stats.py"
+CALIBRATE = "tests/unit/test_calibrate.py"
+COMPARE = "tests/unit/test_compare.py"
+SCORERS = "tests/unit/test_scorers.py"
+FIDELITY = "tests/unit/test_fidelity.py"
+CLI = "tests/cli/test_quality.py"
+RESULTS = "tests/unit/test_results.py tests/unit/test_outputs.py tests/unit/test_likelihood.py"
+REPLAY = "tests/cli/test_commands.py tests/cli/test_rules.py"
+
+MUTANTS = [
+    *changes("asdsim/stats.py", STATS, [
+        ("away = centre[:, None] - left_out", "away = left_out - centre[:, None]"),
+        ("(below + 0.5 * equal)", "(below + equal)"),
+        ("np.maximum(cross - total / 2, 0.0)", "cross"),
+        ("change = (b - c) / total", "change = (c - b) / total"),
+        ("np.where(k == 0, 0.0,", "np.where(k == 1, 0.0,"),
+        ("(kept < FEWEST) | ", "(kept < FEWEST - 1) | "),
+        (" | outside\n", "\n"),
+        ("if least >= FEW:", "if least > FEW:"),
+    ]),
+    *changes("asdsim/stats.py", QUALITY, [
+        ("np.where(sure, self.high, np.nan)", "self.high"),
+    ]),
+    *changes("asdsim/evaluate/quality.py", QUALITY, [
+        ("sure = np.asarray((exact & strict_exact).all(axis=1))", "sure = np.asarray(exact.all(axis=1))"),
+        ("sure = np.asarray((exact & strict_exact).all(axis=1))",
+         "sure = np.asarray((exact & strict_exact).any(axis=1))"),
+        ("keep = strict_exact & (exact if", "keep = (exact if"),
+        ('counted(table["scored"], self.strict["correct"])', 'counted(table["scored"], table["correct"])'),
+        ("both, gained, lost, scored", "both, lost, gained, scored"),
+        ("np.stack([gained, lost], axis=1)", "np.stack([lost, gained], axis=1)"),
+        ("np.where(quality.exact, p, np.nan)", "p"),
+        ("out[n] = (first >= 0,", "out[n] = (first > 0,"),
+        ('counted(table["ended"], self.strict["ended"])', 'counted(self.strict["ended"], table["ended"])'),
+        ("len(self.rows), self.resamples, evaluator.seed)", "len(self.rows), self.resamples, 0)"),
+        ('replace(grid.strict, layout=grid.layout) if grid.layout.rule == "asd" else',
+         "replace(grid.strict, layout=grid.layout) if True else"),
+        ("return text if right else", "return text if not right else"),
+    ]),
+    *changes("asdsim/evaluate/quality.py", CLI, [
+        ('cost.plain_seconds(table["tokens"]', 'cost.plain_seconds(table["steps"]'),
+    ]),
+    *changes("asdsim/evaluate/quality.py", CALIBRATE, [
+        ("if key not in self.scores:", "if True:"),
+        ("[which, everyone][None]", "[0, everyone][None]"),
+    ]),
+    *changes("asdsim/evaluate/cost.py", QUALITY, [
+        ("np.maximum(tokens - 1, 0) * each", "tokens * each"),
+        ("- self.draft.at(0, prompt) - self.select", "- self.select"),
+    ]),
+    *changes("asdsim/evaluate/figures.py", QUALITY, [
+        ('/ (s["tokens_strict"] / s["plain_strict"])', '/ (s["tokens"] / s["plain_strict"]) * 1.0001'),
+    ]),
+    *changes("asdsim/studies/calibrate.py", CALIBRATE, [
+        ("cost = -(interval.low if self.bound else interval.value)", "cost = -interval.value"),
+        ("cost = -(interval.low if self.bound else interval.value)",
+         "cost = -(interval.high if self.bound else interval.value)"),
+        ("np.maximum(np.abs(interval.low), np.abs(interval.high))", "np.abs(interval.high)"),
+        ("np.maximum(np.abs(interval.low), np.abs(interval.high))", "np.abs(interval.low)"),
+        ("cost = interval.high if self.bound else interval.value", "cost = interval.value"),
+        ("known = quality.scored[:, 1] > 0", "known = quality.scored[:, 0] > 0"),
+        ("min(equal, key=lambda n: tuple(keys[n][1:]))", "equal[0]"),
+        ("tuple(keys[n][1:])", "tuple(-keys[n][1:])"),
+        ("* (1 - 1e-12)", "* (1 - 1e-9)"),
+        ('table.figures["speed_up" if "speed_up" in table.figures else "mean_acceptance_length"]',
+         'table.figures["mean_acceptance_length"]'),
+        ("and 0 < graph.mm_score[first] < math.inf", "and graph.mm_score[first] < math.inf"),
+        ('self.q, method="linear"', 'self.q, method="lower"'),
+        ("np.flatnonzero(table.exact)", "np.arange(len(table))"),
+        ("if any(rows.any() for rows in there):", "if False:"),
+        ("np.flatnonzero(part_of != part)", "np.flatnonzero(part_of == part)"),
+        ("np.random.default_rng(evaluator.seed).permutation", "np.random.default_rng(0).permutation"),
+        ("self.calibration.figures[name].value[0] - self.holdout.figures[name].value[0]",
+         "self.holdout.figures[name].value[0] - self.calibration.figures[name].value[0]"),
+        ("check_disjoint(evaluator.trace, holdout.trace)\n", "\n"),
+        ('seen[" ".join(record.prompt_text.split())] = record.request_id', "pass"),
+        ("seen[record.prompt_ids] = record.request_id", "pass"),
+        ("holdout.evaluate(calibration.grid, off_trace=off_trace)",
+         "evaluator.evaluate(calibration.grid, off_trace=off_trace)"),
+    ]),
+    *changes("asdsim/studies/frozen.py", CALIBRATE, [
+        ('if key in ("name", "revision") and same_weights:', 'if key == "name":'),
+        ('if one["num_draft_tokens"] != other["num_draft_tokens"]:', "if False:"),
+        ('float(value) if value in ("inf", "-inf") else value', "value"),
+        ("if len(grids) != 1 or len(grids[0]) != 1:", "if len(grids) != 1:"),
+        ("Grid.product(B, g, M, semantics, **reading)", "Grid.product(B, g, M, semantics)"),
+    ]),
+    *changes("asdsim/studies/frozen.py", CLI, [
+        ('if record.get("holdout") and not judged:', 'if record.get("holdout"):'),
+        ('if record.get("holdout") and not judged:', "if False:"),
+    ]),
+    *changes("asdsim/studies/compare.py", COMPARE, [
+        ("within = tried.risk(risk) <= level", "within = tried.risk(risk) < level"),
+        ("values[max(0, rung - 1) : rung + 2]", "values[max(0, rung - 1) : rung + 1]"),
+        ("values[max(0, rung - 1) : rung + 2]", "values[rung : rung + 2]"),
+        ("        within &= tried.exact.all(axis=1)", "        pass"),
+        ("np.argmax(np.where(within, length, -np.inf))", "np.argmax(within)"),
+        ("setting.steps.sum(axis=1) + cost * setting.drafted", "setting.steps.sum(axis=1) + setting.drafted"),
+        ('    if exact:\n        row["gain_low"]', '    if True:\n        row["gain_low"]'),
+        ("if exact.all() else {})", "if True else {})"),
+        ("self.paired = np.flatnonzero(strict.exact[0])", "self.paired = self.paired"),
+        ("gain(setting, asd, keep, weights)", "gain(asd, setting, keep, weights)"),
+        ("true.counts[..., RELAXED] > 0", "true.counts[..., RELAXED] > 1"),
+        ("self.spent.sum(axis=1) / np.maximum(self.tokens", "self.spent.mean(axis=1) / np.maximum(self.tokens"),
+        ("stats.resample_weights(len(meter.paired), resamples, seed)",
+         "stats.resample_weights(len(meter.paired), resamples, 0)"),
+    ]),
+    *changes("asdsim/studies/audit.py", CALIBRATE, [
+        ('if trace.manifest.stop != "natural":', "if False:"),
+        ("if verdict is not None]", "]"),
+        ("descending=[True, True, False, False, False]", "descending=[False, True, False, False, False]"),
+    ]),
+    *changes("asdsim/studies/audit.py", CLI, [
+        ("        check_same_models(dict(policy), identity(trace), str(trace.path))", "        pass"),
+    ]),
+    *changes("asdsim/studies/fidelity.py", FIDELITY, [
+        ("error = guess / true - 1.0", "error = true / guess - 1.0"),
+        ("if step.wave == 0]", "]"),
+    ]),
+    *changes("asdsim/live/timing.py", CLI, [
+        ("if abs(timing.drift) > max_drift:", "if timing.drift > max_drift + 1:"),
+        ("if (made != made[0]).any():", "if (made != made).any():"),
+        ("rates[1] / (0.5 * (rates[0] + rates[2]))", "rates[1] / rates[0]"),
+        ("if replayed.exact[0] else None", "if True else None"),
+    ]),
+    *changes("asdsim/cli/timing.py", CLI, [
+        ('print_json("timing", payload)\n        return 1 if timed.problems else 0',
+         'print_json("timing", payload)\n        return 0'),
+        ("        note(text)\n    return 1 if timed.problems else 0", "        note(text)\n    return 0"),
+    ]),
+    *changes("asdsim/cli/calibrate.py", CLI, [
+        ("    if force:\n        return\n", ""),
+        ("_check_output(output, holdout is not None or split > 0, force)", "_check_output(output, True, force)"),
+        ("limits = Limits(*most, bound=bound)", "limits = Limits(*most)"),
+        ("if grid.layout.rule == rule]", "]"),
+    ]),
+    *changes("asdsim/cli/quality_options.py", CLI, [
+        ('inexact = [column.get("exact") is False', "inexact = [False"),
+        ('and column.get("strict_right") == 0', 'and column.get("strict_right") == 1'),
+    ]),
+    *changes("asdsim/cli/compare.py", COMPARE, [
+        ('known = [row for row in known if row["exact"]]', "pass"),
+        ('(row["mean_acceptance_length"], row is asd)', '(row["mean_acceptance_length"], row is not asd)'),
+    ]),
+    *changes("asdsim/cli/__init__.py", CLI, [
+        ("sys.exit(130)", "sys.exit(0)"),
+        ("            raise ReaderGone from None", "            raise"),
+    ]),
+    *changes("asdsim/evaluate/scorers/custom.py", SCORERS, [
+        ("answer = groups[-1] if groups", "answer = groups[0] if groups"),
+        ("compiled.search(text) is not None", "compiled.match(text) is None"),
+        ("and bool(reference.strip()) and", "and"),
+    ]),
+    *changes("asdsim/evaluate/scorers/__init__.py", SCORERS, [
+        ('if record.reference is None and not (name and ":" in name):', "if record.reference is None:"),
+        ('task, equals, name = item.partition("=")', 'task, equals, name = item.rpartition("=")'),
+    ]),
+    *changes("asdsim/walk/sweep.py", RESULTS, [
+        ("np.where(sums.kept == requests, gain, np.nan)", "gain"),
+        ("np.where(matched, ratio(sums.base[2], sums.base[0]), np.nan)", "ratio(sums.base[2], sums.base[0])"),
+        ("np.where(matched, ratio(sums.base[1], sums.base[0]), np.nan)", "ratio(sums.base[1], sums.base[0])"),
+        ('"exact": exact_share == 1.0', '"exact": exact_share > 0.5'),
+        ("paired = (keep & strict.exact[0]).astype(np.int64)", "paired = keep.astype(np.int64)"),
+    ]),
+    *changes("asdsim/walk/sums.py", RESULTS, [
+        ("out.paired[setting] += row[PAIRED]", "out.paired[setting] += row[KEPT]"),
+    ]),
+    *changes("asdsim/walk/estimate.py", RESULTS, [
+        ("counts = np.where(exact[..., None], np.tile(true.counts, (1, draws, 1)), walks.counts)",
+         "counts = walks.counts.copy()"),
+        ("walks.histogram + draws * _beyond(graph, grid, true)", "walks.histogram"),
+        ("counts[..., LEFT] = np.tile(true.counts[..., LEFT], (1, draws))", "pass"),
+        ("np.where(exact, true.spent, spent / draws)", "spent / draws"),
+    ]),
+    *changes("asdsim/evaluate/outputs.py", RESULTS, [
+        ("np.where(exact, ratio(count, total), np.nan)", "ratio(count, total)"),
+        ("known = (self.which != UNKNOWN) & (self.strict == 0)[None, :]", "known = self.which != UNKNOWN"),
+        ("np.isfinite(draft_logit) & (draft_logit != FORBIDDEN_LOGIT)", "np.isfinite(draft_logit)"),
+        ("(of_draft[end] - of_draft[row]) + best_row[end]", "(of_draft[end] - of_draft[row])"),
+        ("extra = np.where(corrected, best_row[last], 0.0)", "extra = best_row[last]"),
+    ]),
+    *changes("asdsim/trace/tokens.py", RESULTS, [
+        ("return -1 if len(tokens) == len(other) else min(len(tokens), len(other))", "return -1"),
+    ]),
+    *changes("asdsim/result.py", RESULTS, [
+        ("if not 0 <= number < size:", "if not 0 <= number <= size:"),
+        ('(grid, "pooled") if covered is None', '(grid, "stop") if covered is None'),
+        ("off_trace=off_trace or mode, **how", "off_trace=mode, **how"),
+        ("walk_on(DEFAULT, grid.strict) if grid.layout.width else None", "None"),
+        ('if frame["exact"].any() or not OFF_TRACE[self.off_trace].estimate:', 'if frame["exact"].any():'),
+    ]),
+    *changes("asdsim/evaluate/figures.py", RESULTS, [('if semantics == "lightllm"', 'if semantics == "core"')]),
+    *changes("asdsim/cli/replay.py", REPLAY, [
+        ('return text if text == "-" or row["exact"] else INEXACT + text', "return text"),
+        ("name: row[name] if row[name][1] is not None else None", "name: row[name]"),
+        ('best = ["exact", "mean_acceptance_length"]', 'best = ["mean_acceptance_length"]'),
+        (' if row["exact"] and row["paired_requests"] == row["requests"]]', "]"),
+    ]),
+    *changes("asdsim/errors.py", REPLAY, [
+        ('raise UsageError("; ".join(dict.fromkeys(map(str, self.errors))))', "raise self.errors[0]"),
+    ]),
+    *changes("asdsim/cli/common.py", REPLAY, [
+        ("if flag != usual[name]:", "if False:"),
+    ]),
+]  # fmt: skip
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the mutants that were asked for; status 1 if one survived or a row no longer fits the code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="run mutants whose path holds one of these words")
+    parser.add_argument("--list", action="store_true", help="list them, and say which rows no longer fit the code")
+    given = parser.parse_args(args)
+    chosen = [one for one in MUTANTS if not given.words or any(word in one.path for word in given.words)]
+    stale = [one for one in chosen if not fits(one)]
+    for one in stale:
+        print(f"stale: {describe(one)}", flush=True)
+    if given.list:
+        print("\n".join(map(describe, chosen)))
+        return bool(stale)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = Path(folder) / "tree"
+        copy_tree(tree)
+        for tests in dict.fromkeys(one.tests for one in chosen):
+            if not passes(tree, tests):
+                sys.exit(f"{tests} fails without any change")
+        survivors = [one for one in chosen if one not in stale and survives(tree, one)]
+    number = len(chosen) - len(stale)
+    print(f"{number - len(survivors)} of {number} killed" + ("; survivors:" if survivors else ""))
+    for one in survivors:
+        print(describe(one))
+    return bool(survivors or stale)
+
+
+def fits(mutant: Mutant) -> bool:
+    """Tell whether the old text occurs once, and the new one leaves a file that Python reads."""
+    text = (ROOT / mutant.path).read_text(encoding="utf-8")
+    try:
+        compile(text.replace(mutant.old, mutant.new), mutant.path, "exec")
+    except SyntaxError:
+        return False
+    return text.count(mutant.old) == 1
+
+
+def describe(mutant: Mutant) -> str:
+    """Return a mutant in one line."""
+    old, new = (" ".join(text.split()) for text in (mutant.old, mutant.new))
+    return f"{mutant.path}: {old} -> {new or '(nothing)'} [{mutant.tests}]"
+
+
+def copy_tree(tree: Path) -> None:
+    """Copy what git knows, and new files that it does not ignore."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=True,
+    ).stdout.decode().split("\0")  # fmt: skip
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+
+
+def survives(tree: Path, mutant: Mutant) -> bool:
+    """Put a change into the copy, run its tests, take it back; return whether they passed."""
+    file = tree / mutant.path
+    text = file.read_text(encoding="utf-8")
+    begin = time.monotonic()
+    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        alive = passes(tree, mutant.tests)
+    finally:
+        file.write_text(text, encoding="utf-8")
+    print(f"{'SURVIVED' if alive else 'killed'} {time.monotonic() - begin:5.1f} s {describe(mutant)}", flush=True)
+    return alive
+
+
+def passes(tree: Path, tests: str) -> bool:
+    """Run a selection of tests on the copy."""
+    env = {
+        **os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
+        "NUMBA_CACHE_DIR": str(tree / ".cache/numba"),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", *tests.split()]
+    try:
+        done = subprocess.run(command, cwd=tree, env=env, capture_output=True, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    if done.returncode > 2:  # 1 is a failure, 2 an error on import; the others are faults of the call
+        said = (done.stdout + done.stderr).decode(errors="replace")[-1000:]
+        sys.exit(f"pytest ends with status {done.returncode}: {said}")
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
