@@ -53,8 +53,69 @@ FIDELITY = "tests/unit/test_fidelity.py"
 CLI = "tests/cli/test_quality.py"
 RESULTS = "tests/unit/test_results.py tests/unit/test_outputs.py tests/unit/test_likelihood.py"
 REPLAY = "tests/cli/test_commands.py tests/cli/test_rules.py"
+REFUSALS = "tests/unit/test_trace_refusals.py"
+MEMORY = "tests/unit/test_trace_memory.py"
+GRAPH = "tests/unit/test_graph.py"
+JOIN = "tests/unit/test_join.py"
 
 MUTANTS = [
+    *changes("asdsim/trace/rows.py", REFUSALS, [
+        ("twice |= (ids[:rank] == ids[rank]).any(0)", "pass"),
+        ("draft_id[far] > last_id", "draft_id[far] != last_id"),
+        ("(draft_logit[far] == last) & (", "(draft_logit[far] == last) | ("),
+        (" | (ids[far] == draft_id[far, None]).any(1)", ""),
+        ("(lse > top + most + slack)", "(lse > top + 100 + slack)"),
+        ("(lse < top - slack)", "(lse < top - 100)"),
+        ("rows.refuse(logits[0] == FORBIDDEN_LOGIT", "rows.refuse(logits[0] != logits[0]"),
+        ("(ids[:-1] < ids[1:]))", "(ids[:-1] != ids[1:]))"),
+        ("rank < 0) | (rank >= vocab)", "rank < 0) | (rank > vocab)"),
+        ("(entropy < -1e-2)", "(entropy < -1)"),
+        ("twice[order[1:]] |= np.diff(place[order]) == 0", "pass"),
+        ("rows.refuse(known & bonus,", "rows.refuse(known & bonus & ~known,"),
+        ("bad = np.isnan(values) | (values < -1e-2)", "bad = ~np.isfinite(values) | (values < -1e-2)"),
+        ("| (values < -1e-2) | (values > 1.01)", "| (values > 1.01)"),
+    ]),
+    *changes("asdsim/trace/check.py", REFUSALS, [
+        ('refuse(trace, "steps", root & (wave != 0), "step 0', 'refuse(trace, "steps", root & (wave < 0), "step 0'),
+        ('refuse(trace, "steps", root & (start != 0)', 'refuse(trace, "steps", root & (start < 0)'),
+        ("(start < 0) | (start >= limit)", "(start >= limit)"),
+        ("(parent_id[child] < 0) | (parent_id[child] >= count)", "(parent_id[child] >= count)"),
+        ("outside = (ids < 0) | (ids >= trace", "outside = (ids < 0) | (ids > trace"),
+        ("index != np.arange(len(index))", "index < 0"),
+        ("~(np.isfinite(time) & (time >= 0))", "~(time >= 0)"),
+        ("start[child] != start[parent] + accepted[child] + 1", "start[child] < start[parent]"),
+        ("refuse_child(path & (wave[parent] != 0)", "refuse_child(path & (wave[parent] < 0)"),
+    ]),
+    *changes("asdsim/trace/reader.py", MEMORY, [
+        ("_check_size(_unpacked_bytes(parquet.metadata, expected), room, file)", "pass"),
+        ("room -= _text_bytes(raw)", "pass"),
+        ("check_fits(folder, manifest, narrow)", "pass"),
+        ("width * max(chunk.num_values, rows.num_rows)", "width * rows.num_rows"),
+    ]),
+    *changes("asdsim/trace/graph.py", GRAPH, [
+        ("if other != step:", "if False:"),
+        ("node = self.after.setdefault(node << 32 | token, len(self.after) + 1)", "node = len(self.after) + step"),
+        ("yield MISSING if corrected is None else", "yield MISSING if corrected is not None else"),
+        ("blocks.start[edges.step] + edges.tokens >= ", "blocks.start[edges.step] + edges.tokens > "),
+    ]),
+    *changes("asdsim/trace/tokens.py", GRAPH, [
+        ("| (parent >= child))", "| (parent > child + 1))"),
+        ("if tokens > accepted:", "if tokens >= accepted:"),
+    ]),
+    *changes("asdsim/trace/join.py", JOIN, [
+        ("        if lock is not None:\n            _remove_stale(target)\n", ""),
+        ("lock = lock_directory(folders[0])", "lock = None"),
+        ("if all(TEMPORARY", "if any(names) or all(TEMPORARY"),
+    ]),
+    *changes("asdsim/files.py", "tests/unit/test_files.py", [
+        ("            os.fsync(handle.fileno())\n        os.replace(temporary, file)\n",
+         "        os.replace(temporary, file)\n        os.sync()\n"),
+        ("    sync_directory(file.parent)\n", ""),
+        ("os.O_CREAT | os.O_EXCL |", "os.O_CREAT |"),
+    ]),
+    *changes("asdsim/trace/manifest.py", "tests/cli/test_inspect.py", [
+        ("        _check_inside(manifest, where)\n", ""),
+    ]),
     *changes("asdsim/stats.py", STATS, [
         ("away = centre[:, None] - left_out", "away = left_out - centre[:, None]"),
         ("(below + 0.5 * equal)", "(below + equal)"),

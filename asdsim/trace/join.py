@@ -159,7 +159,7 @@ def _remove_stale(target: Path) -> None:
     """
     pattern = re.compile(rf"\.tmp-{re.escape(target.name)}-([0-9a-f]{{16}}|[0-9]+)")
     for folder in target.parent.iterdir():
-        if pattern.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
+        if pattern.fullmatch(folder.name) and folder.is_dir():
             names = set(os.listdir(folder)) - {manifests.MANIFEST}
             if all(TEMPORARY.fullmatch(name) or PARQUET.fullmatch(name) for name in names):
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)  # leaves a symbolic link alone

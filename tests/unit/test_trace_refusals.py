@@ -87,11 +87,29 @@ def far_above_the_last(table: pa.Table) -> pa.Table:
     return set_cell("draft_logit", row, table["top8_logit"][row].as_py() + 0.25)(table)
 
 
+def rank_of_the_vocabulary(table: pa.Table) -> pa.Table:
+    row = rows_where(table, lambda r: r["rank"] is not None and r["rank"] >= 8)
+    return set_cell("rank", row, 40)(table)
+
+
 def tie_in_falling_ids(table: pa.Table) -> pa.Table:
     """Swap the ids of two ranks of one logit."""
     row = rows_where(table, lambda r: r["top2_logit"] == r["top3_logit"])
     second, third = (table[name][row].as_py() for name in ("top2_id", "top3_id"))
     return set_cell("top2_id", row, third)(set_cell("top3_id", row, second)(table))
+
+
+def parent_in_the_next_request(table: pa.Table) -> pa.Table:
+    """Let a step of the second request name a parent just beyond the steps of that request."""
+    ids = table["request_id"].to_pylist()
+    last = max(row for row, name in enumerate(ids) if name == "toy/1" and table["wave"][row].as_py() == 0)
+    return set_cell("parent_step_id", last, ids.count("toy/1"))(table)
+
+
+def added_step_on_the_path(table: pa.Table) -> pa.Table:
+    """Call a step that cover added one of the captured path."""
+    row = rows_where(table, lambda r: r["wave"] > 0 and r["parent_step_id"] != r["step_id"] - 1)
+    return set_cell("wave", row, 0)(table)
 
 
 def all_forbidden(table: pa.Table) -> pa.Table:
@@ -139,7 +157,7 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
     ("a listed draft of a far rank", "positions", listed_though_far, "rank .* does not fit draft token"),
     ("a far draft above the last logit", "positions", far_above_the_last, "rank .* does not fit draft token"),
     ("no finite logit", "positions", all_forbidden, "no token of the row has a finite logit"),
-    ("rank beyond the vocabulary", "positions", set_cell("rank", 0, 40), "rank 40 is not in 0 .. 39|is missing"),
+    ("rank beyond the vocabulary", "positions", rank_of_the_vocabulary, "rank 40 is not in 0 .. 39"),
     ("id at the end of the vocabulary", "positions", set_cell("top8_id", 3, 40), "outside the vocabulary of 40"),
     ("logsumexp far too high", "positions", raised("logsumexp", 0, 90.0), "logsumexp .* does not fit the largest"),
     ("logsumexp too high", "positions", raised("logsumexp", 0, 4.0), "logsumexp .* does not fit the largest"),
@@ -196,10 +214,13 @@ EDITS: list[tuple[str, str, Callable[[pa.Table], pa.Table], str]] = [
         "no rule can go on from step 1 with 9",
     ),
     ("start", "steps", set_cell("start_pos", 2, 1), "start_pos 1 is not where step 1 leads"),
+    ("start too late", "steps", raised("start_pos", 2, 1), "is not where step 1 leads"),
     ("start of the root", "steps", set_cell("start_pos", 0, 1), "not at the prompt"),
     ("start beyond the limit", "steps", set_cell("start_pos", 2, 500), "not below the token limit"),
     ("wave", "steps", set_cell("wave", 1, -1), "wave -1"),
     ("a root added by cover", "steps", set_cell("wave", 0, 1), "step 0 is of wave 1"),
+    ("a parent of the next request", "steps", parent_in_the_next_request, "is not in the trace: an edge leads nowhere"),
+    ("an added step on the path", "steps", added_step_on_the_path, "of the captured path does not follow step"),
     ("negative start", "steps", set_cell("start_pos", 2, -1), "start_pos -1 is not below"),
     ("negative parent", "steps", set_cell("parent_step_id", 2, -7), "step -7, is not in the trace"),
     ("infinite time", "steps", set_cell("select_us", 2, INF), "select_us inf is not a time"),
