@@ -116,7 +116,10 @@ def command(
         if upper is None:
             results = [api.replay_grid(source, grid, progress=bar.update, **how) for grid in chosen]
         else:
-            results = api.replay_grid_breakpoints(source, grid, upper=upper, progress=bar.update, **how)
+            results = [
+                result for part in chosen
+                for result in api.replay_grid_breakpoints(source, part, upper=upper, progress=bar.update, **how)
+            ]  # fmt: skip
     note_unfinished(source)
     total = sum(map(len, results))
     if output is not None:

@@ -351,9 +351,11 @@ def strict_beside(grid: Grid) -> Grid:
     """Return strict matching as the baseline of a grid.
 
     Of a reading of ASD it is B = 0 of that reading (under ``lightllm``, which compares logits, ties are accepted); of
-    another rule strict matching by token id, on whole blocks even where the rule cuts them.
+    another rule strict matching by token id. Both on whole blocks, even where the grid cuts them.
     """
-    return replace(grid.strict, layout=grid.layout) if grid.layout.rule == "asd" else Grid.of([STRICT])
+    if grid.layout.rule == "asd":
+        return replace(grid.strict, layout=replace(grid.layout, width=0))
+    return Grid.of([STRICT])
 
 
 @dataclass
