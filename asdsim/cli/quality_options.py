@@ -13,7 +13,7 @@ from ..errors import UsageError
 from .common import note, print_rows, with_interval
 
 if TYPE_CHECKING:
-    from ..evaluate.cost import CostModel
+    from ..evaluate.cost import Cost
     from ..evaluate.quality import Quality
     from ..evaluate.scorers import Decode, TaskScorer
     from ..trace.reader import Trace
@@ -149,7 +149,7 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_options
 
 
-def cost_of(spec: str, trace: Trace) -> CostModel | None:
+def cost_of(spec: str, trace: Trace) -> Cost | None:
     """Return the cost model that ``--cost`` names."""
     from ..evaluate.cost import fit_trace, read_cost
 

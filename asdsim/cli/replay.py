@@ -28,7 +28,7 @@ from .quality_options import cost_of
 if TYPE_CHECKING:
     import polars as pl
 
-    from ..evaluate.cost import CostModel
+    from ..evaluate.cost import Cost
     from ..result import Result
     from ..rules.settings import Grid
     from ..trace.reader import Trace
@@ -158,7 +158,7 @@ def note_default(trace: Trace, shown: Grid, mode: str) -> None:
         note(f"covered as well, and not shown: {', '.join(others)}")
 
 
-def print_table(results: list[Result], cost: CostModel | None = None) -> None:
+def print_table(results: list[Result], cost: Cost | None = None) -> None:
     """Print the rows, and what the figures may be taken for."""
     import polars as pl
 
@@ -249,7 +249,7 @@ def _columns(
     return columns
 
 
-def _intervals(result: Result, rows: Sequence[int], cost: CostModel | None) -> list[dict[str, list[float] | None]]:
+def _intervals(result: Result, rows: Sequence[int], cost: Cost | None) -> list[dict[str, list[float] | None]]:
     """Return figures of some rows with their 95 % intervals, as [value, low, high].
 
     None where a row is not exact, or has other requests than its baseline; nothing at all for pooled and the oracle.
@@ -265,7 +265,7 @@ def _intervals(result: Result, rows: Sequence[int], cost: CostModel | None) -> l
     return [{name: row[name] if row[name][1] is not None else None for name in names} for row in held]
 
 
-def _put_intervals(results: list[Result], shown: list[dict[str, Any]], cost: CostModel | None) -> None:
+def _put_intervals(results: list[Result], shown: list[dict[str, Any]], cost: Cost | None) -> None:
     """Put what has a 95 % interval into the rows of a table as ``intervals``; ``row`` counts through all results."""
     first = 0
     for result in results:

@@ -23,7 +23,7 @@ from ..stats import Intervals
 from ..trace.graph import Graph, build_graph
 from ..walk import request as columns
 from ..walk.sweep import Walks, walk_grid
-from .cost import CostModel
+from .cost import Cost
 from .figures import FIGURES
 from .outputs import EdgeTable, apart, edge_table
 
@@ -236,7 +236,7 @@ class Evaluator:
     Parameters
     ----------
     trace : Trace
-    cost : CostModel, optional
+    cost : Cost, optional
         Without it there is no speed.
     scorer : callable, optional
         Without it there is no accuracy.
@@ -257,7 +257,7 @@ class Evaluator:
         self,
         trace: Trace,
         *,
-        cost: CostModel | None = None,
+        cost: Cost | None = None,
         scorer: Scorer | None = None,
         resamples: int = stats.RESAMPLES,
         seed: int = 0,

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import stats
 from ..errors import UsageError
-from ..evaluate.cost import CostModel
+from ..evaluate.cost import Cost
 from ..evaluate.quality import Evaluator, Quality
 from ..evaluate.scorers import make_scorer
 from ..rules.settings import Grid
@@ -74,7 +74,7 @@ def audit(
     allow_code: bool = False,
     timeout: float = 5.0,
     memory: int = 1 << 30,
-    cost: CostModel | None = None,
+    cost: Cost | None = None,
     resamples: int = stats.RESAMPLES,
     seed: int = 0,
 ) -> Audit:

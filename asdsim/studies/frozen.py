@@ -14,7 +14,7 @@ from ..rules.settings import SEMANTICS, Grid, rule_grids
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..evaluate.cost import CostModel
+    from ..evaluate.cost import Cost
     from ..evaluate.quality import Quality
     from ..trace.reader import Trace
     from .calibrate import Calibration
@@ -105,9 +105,7 @@ def how_to_cover(path: Path, grid: Grid) -> str:
     return " ".join([f"asdsim cover {path}", *words])
 
 
-def policy_record(
-    calibration: Calibration, trace: Trace, holdout: Trace | None, cost: CostModel | None
-) -> dict[str, Any]:
+def policy_record(calibration: Calibration, trace: Trace, holdout: Trace | None, cost: Cost | None) -> dict[str, Any]:
     """Return the content of ``policy.json``: the setting, what it belongs to, and how it was found and judged."""
 
     def side(source: Trace | None, quality: Quality | None) -> dict[str, Any] | None:
