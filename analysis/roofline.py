@@ -2,8 +2,9 @@
 
     python analysis/roofline.py
 
-Source of the speeds: the two READMEs of pytorch-labs/gpt-fast, dense and mixtral-moe (A100-80GB limited to 330 W; one die of an MI250X), batch 1, short
-prompt. The first two rows set the overheads of :mod:`asdsim.evaluate.roofline`; the others check them.
+Source of the speeds: the two READMEs of pytorch-labs/gpt-fast, dense and mixtral-moe (A100-80GB limited to 330 W; one
+die of an MI250X), batch 1, short prompt. The first two rows set the overheads of :mod:`asdsim.evaluate.roofline`; the
+others check them.
 """
 
 from __future__ import annotations

@@ -135,6 +135,7 @@ def command(
     how = f"q{100 * quantile:g} of {frozen.ratios} ratios" if method == "quantile" else ""
     _print(frozen, output, judged, how)
     _notes(frozen, judged, estimate, scored)
+    note_baselines(model)
 
 
 def _check_output(output: Path, judged: bool, force: bool) -> None:
@@ -252,6 +253,5 @@ def _notes(frozen: Calibration, judged: str, estimate: str | None, scored: bool)
         note("no limit was given: this is the fastest setting, whatever it costs")
     if estimate:
         note(f"settings that are not exact were allowed: their figures are estimates ({estimate})")
-    note_baselines(frozen.calibration)
     if text := few(*(int(side.requests[0]) for side in sides.values() if side.exact[0])):
         note(text)

@@ -70,7 +70,8 @@ def cost_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--cost``."""
     return click.option(
         "--cost", metavar="NAME|FILE", default="trace", show_default=True,
-        help="Step times: those of the trace, a published name, or a table (CSV, JSON); 'none' leaves speed out.",
+        help="Step times: those of the trace, a published name, a table (CSV, JSON) of steps or of measured passes, or "
+        "roofline:DEVICE,model=CONFIG.json,draft=KIND; 'none' leaves speed out.",
     )(function)  # fmt: skip
 
 
@@ -186,11 +187,13 @@ def print_columns(columns: dict[str, dict[str, Any]], names: Iterable[str]) -> N
         note("~: not exact, and so without an interval; asdsim cover makes it so")
 
 
-def note_baselines(quality: Quality) -> None:
-    """Say what the predicted speed-ups are over."""
-    if "speed_up" in quality.figures:
-        note("speed-ups are predicted from step times: over the target alone (one token per forward pass, taken to "
-             "last as long as a verification), and over strict speculative decoding with the same drafter")  # fmt: skip
+def note_baselines(cost: Cost | None) -> None:
+    """Say what the predicted speed-ups are over, and what they assume."""
+    if cost is not None:
+        note(f"speed-ups are predicted from {cost.source}: over the target alone, one token per forward pass, and over "
+             "strict speculative decoding with the same drafter")  # fmt: skip
+        for text in cost.notes():
+            note(text)
 
 
 def plain_row(quality: Quality, setting: int = 0) -> dict[str, Any]:

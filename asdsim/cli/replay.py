@@ -23,7 +23,7 @@ from .common import (
     rule_options,
     with_interval,
 )
-from .quality_options import cost_of
+from .quality_options import cost_of, note_baselines
 
 if TYPE_CHECKING:
     import polars as pl
@@ -137,6 +137,8 @@ def command(
         print_json("replay", {"trace": str(trace), **results[0].provenance(), "settings": total, "rows": rows})
     else:
         print_table(results, model)
+        if results[0].has_intervals:
+            note_baselines(model)
 
 
 def note_default(trace: Trace, shown: Grid, mode: str) -> None:
