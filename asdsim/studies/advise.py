@@ -211,11 +211,10 @@ def candidates_of(
     for grid in (baseline, *grids):
         graph, walks = evaluator.graph(grid.layout), strict if grid is baseline else evaluator.walk(grid)
         exact = walks.exact.all(axis=1)
-        kept = exact
+        kept: npt.NDArray[np.bool_] = np.array(exact)
         if grid is not baseline:
             left_out += int((~exact).sum())
             if limits.given() and exact.any():
-                kept = exact.copy()
                 rows = np.flatnonzero(exact)
                 kept[rows] = limits.hold(evaluator.evaluate(grid[rows]))
                 over_limit += int(exact.sum() - kept.sum())
