@@ -24,6 +24,7 @@ COMMANDS = {
     "fidelity": "Measure how far estimates are off, on covered edges.",
     "calibrate": "Choose B, g and M on one trace, freeze them, judge them on another.",
     "advise": "Choose rule and K for each batch size: what speculation is worth under load.",
+    "profile": "Measure passes by batch and width on this machine: a table for --cost.",
     "audit": "Judge a frozen setting: accuracy, length, outputs that differ, ledger.",
     "timing": "Time a frozen setting live between two strict runs, beside the prediction.",
     "inspect": "Validate a trace and summarise it.",

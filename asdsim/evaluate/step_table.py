@@ -2,7 +2,8 @@
 
 A table (CSV or JSON) has one row per measurement: ``batch`` requests, ``width`` tokens of each in the pass (K + 1 in a
 verification, 1 for the target alone) and ``milliseconds``; where known ``context``, tokens that each request stands on,
-and ``draft_milliseconds`` of drafting width - 1 tokens. ``asdsim profile`` writes such a table.
+and ``draft_milliseconds`` of drafting width - 1 tokens. A row with ``prompt`` in place of batch and width tells how
+long a prompt of so many tokens takes by itself; a line is laid through these. ``asdsim profile`` writes such a table.
 
 Between measurements the time is linear in the batch and in the width. Beyond them it goes on along the last two, is at
 least that of the last one, and :meth:`StepTable.notes` says so once it was asked for.
@@ -21,7 +22,7 @@ from ..errors import UsageError, unknown_name
 from .cost import Cost, read_time
 
 Floats = npt.NDArray[np.float64]
-COLUMNS = ("batch", "width", "milliseconds", "context", "draft_milliseconds")
+COLUMNS = ("batch", "width", "milliseconds", "context", "draft_milliseconds", "prompt")
 
 
 @dataclass
@@ -41,6 +42,8 @@ class StepTable(Cost):
     context : float
         Mean context of the measurements.
     source : str
+    prompts : (float, float) or None
+        Microseconds of reading a prompt, and of each of its tokens.
     asked : list of float
         Largest batch and width asked for so far.
     longest : float
@@ -54,6 +57,7 @@ class StepTable(Cost):
     per_context: float
     context: float
     source: str
+    prompts: tuple[float, float] | None = None
     asked: list[float] = field(default_factory=lambda: [1.0, 1.0])
     longest: float = 0.0
 
@@ -78,6 +82,8 @@ class StepTable(Cost):
 
     def first_us(self, drafted: Any, prompt: Any) -> Any:
         """Return microseconds of the first step of a request: one pass over its prompt, and a step."""
+        if self.prompts is not None:
+            return self.prompts[0] + self.prompts[1] * np.asarray(prompt, np.float64) + self.step(drafted, prompt)
         length = np.maximum(np.asarray(prompt, np.float64), 1.0)
         self.longest = max(self.longest, float(np.max(length, initial=1.0)))
         return self._interpolated(self.passes, length, 1) + self.step(drafted, prompt)
@@ -128,6 +134,7 @@ def from_pass_rows(rows: Sequence[Mapping[str, Any]], source: str) -> StepTable:
         On a missing or impossible figure, an unknown column, or a batch that lacks a width that another one has.
     """
     cells: dict[tuple[float, float], list[tuple[float, float, float]]] = {}
+    prompts: list[tuple[float, float]] = []
     for number, row in enumerate(rows, start=1):
         where = f"{source}: row {number}"
         for name in row:
@@ -136,6 +143,9 @@ def from_pass_rows(rows: Sequence[Mapping[str, Any]], source: str) -> StepTable:
             if name not in COLUMNS:
                 raise UsageError(str(unknown_name("column", name, list(COLUMNS))), where=where)
         values = {name: read_time(name, row.get(name), where) for name in COLUMNS}
+        if values["prompt"] > 0:
+            prompts.append((values["prompt"], values["milliseconds"]))
+            continue
         values["batch"] = values["batch"] if row.get("batch") not in (None, "") else 1.0
         for name in ("batch", "width"):
             if not (values[name] >= 1 and values[name].is_integer()):
@@ -144,6 +154,8 @@ def from_pass_rows(rows: Sequence[Mapping[str, Any]], source: str) -> StepTable:
             raise UsageError("no milliseconds", where=where, fix="give the time of one pass")
         key = values["batch"], values["width"]
         cells.setdefault(key, []).append((values["milliseconds"], values["context"], values["draft_milliseconds"]))
+    if not cells:
+        raise UsageError("the table has no passes", where=source, fix="give rows with width and milliseconds")
     batches, widths = (np.array(sorted({key[n] for key in cells})) for n in (0, 1))
     for batch in batches:
         for width in widths:
@@ -155,7 +167,17 @@ def from_pass_rows(rows: Sequence[Mapping[str, Any]], source: str) -> StepTable:
     table = np.array(grid, np.float64)  # (b, w, 3)
     level = table[..., 0] - per_context * batches[:, None] * (table[..., 1] - context)
     drafts = 1e3 * table[..., 2] if (table[..., 2] > 0).any() else None
-    return StepTable(batches, widths, 1e3 * level, drafts, 1e3 * per_context, context, source)
+    read = _line_through(prompts) if prompts else None
+    return StepTable(batches, widths, 1e3 * level, drafts, 1e3 * per_context, context, source, read)
+
+
+def _line_through(prompts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return microseconds of reading a prompt, and of each of its tokens, neither below 0, by least squares."""
+    from scipy.optimize import nnls
+
+    lengths, times = (np.array([row[n] for row in prompts]) for n in (0, 1))
+    found, _ = nnls(np.stack([np.ones_like(lengths), lengths], axis=1), 1e3 * times)
+    return float(found[0]), float(found[1])
 
 
 def _slope(cells: Mapping[tuple[float, float], Sequence[tuple[float, float, float]]]) -> tuple[float, float]:
