@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 PARTS = ("draft", "verify", "select")
 TERMS = ("base", "per_draft", "per_context")
+MAX_SCATTER = 0.10
+"""Median distance of a step's time from the fit, over the median time, beyond which timings are not to be trusted: on a
+quiet machine it is 2 %."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,8 @@ class CostModel(Cost):
     source : str
         Where the figures come from.
     fit : dict
-        How well they fit: steps used, and the median absolute residual of each part in microseconds.
+        How well they fit: steps used, the median absolute residual of each part in microseconds, and ``scatter``, these
+        over the median time of a step.
     """
 
     draft: Linear
@@ -225,12 +229,18 @@ class CostModel(Cost):
 
     def notes(self) -> list[str]:
         """Return what the figures assume."""
+        lines = []
         if self.verify.per_draft == 0.0:
-            return [
+            lines.append(
                 "a pass over one token is taken to last as long as a verification: these step times do not tell them "
                 "apart, so the target alone may be faster than predicted, and a speed-up over it smaller"
-            ]
-        return []
+            )
+        if self.fit.get("scatter", 0.0) > MAX_SCATTER:
+            lines.append(
+                f"these step times scatter by {self.fit['scatter']:.0%} about their fit: the machine was busy when "
+                "they were taken, and a speed predicted from them means little"
+            )
+        return lines
 
     def step(self, drafted: Any, context: Any) -> Any:
         """Return microseconds of a whole step that is not the first one."""
@@ -283,8 +293,10 @@ def fit_trace(trace: Trace) -> CostModel:
         models["first"], residual["first"] = robust(drafted[root], context[root], whole[root])
     else:
         models["first"] = _sum(models[part] for part in PARTS)
+    typical = sum(float(np.median(times[part][inner])) for part in PARTS)
     fit = {
         "steps": len(inner), "first_steps": len(root), "median_absolute_residual_us": residual,
+        "scatter": sum(residual[part] for part in PARTS) / typical,
         "per_draft_known": bool(np.ptp(drafted[inner]) > 0),
     }  # fmt: skip
     return CostModel(**models, source=f"timings of {trace.path}", fit=fit)
