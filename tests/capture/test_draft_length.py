@@ -1,4 +1,4 @@
-"""A long capture covered for a shorter draft decodes, token for token, what the drafter decodes when asked for fewer."""
+"""A long capture covered for a shorter draft decodes what the drafter decodes when asked for fewer, token for token."""
 
 from __future__ import annotations
 
