@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from asdsim.plots import draw as plots
 from asdsim.plots import exact as plots_exact
+from asdsim.plots.style import provenance, save
 from asdsim.result import load
 from asdsim.rules.settings import Grid
 from asdsim.studies.fidelity import measure
@@ -34,10 +34,10 @@ def main() -> None:
     for name in TRACES:
         trace = load(name)
         found = measure(trace, GRID)
-        source = {"trace": name, "manifest_checksum": trace.manifest.checksum}
+        source = {"trace": name, "manifest_checksum": trace.manifest.checksum, "subject": trace.subject}
         stem = folder / Path(name).name
-        for path in plots.save(
-            plots_exact.fidelity_errors(found.settings), stem, plots.provenance(COMMAND, source=source),
+        for path in save(
+            plots_exact.fidelity_errors(found.settings), stem, provenance(COMMAND, source=source),
             {"summary": found.summary.to_dicts(), "settings": found.settings.to_dicts()},
         ):  # fmt: skip
             print(path)

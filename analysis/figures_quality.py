@@ -22,8 +22,8 @@ from asdsim import stats
 from asdsim.evaluate.cost import fit_trace
 from asdsim.evaluate.per_step import histograms, ledger_over_time, reach_by_position, reuse_curves, share_by_count
 from asdsim.evaluate.quality import Evaluator
-from asdsim.plots import draw as plots
 from asdsim.plots import quality as plots_quality
+from asdsim.plots.style import provenance, save
 from asdsim.rules.settings import STRICT, Policy
 from asdsim.trace.covered import covered_settings
 from asdsim.trace.graph import build_graph
@@ -43,8 +43,11 @@ def main() -> None:
     os.chdir(ROOT)  # so that files name the trace by its path in the repository
     trace = asdsim.load(TRACE)
     graph = build_graph(trace)
-    source = {"trace": str(TRACE), "manifest_checksum": trace.manifest.checksum, "resamples": stats.RESAMPLES}
-    record = plots.provenance(COMMAND, source=source)
+    source = {
+        "trace": str(TRACE), "manifest_checksum": trace.manifest.checksum, "subject": trace.subject,
+        "resamples": stats.RESAMPLES,
+    }  # fmt: skip
+    record = provenance(COMMAND, source=source)
     weights = stats.resample_weights(graph.num_requests)
     paths = []
 
@@ -59,13 +62,11 @@ def main() -> None:
     risks = ["outputs_differ_share", "regret_per_token", "accuracy"]
     shown = [f"{name}{end}" for name in ("speed_up", *risks) for end in ("", "_low", "_high")]
     data = {name: frame[name].to_list() for name in ("B", "g", "M", *shown)}
-    paths += plots.save(plots_quality.pareto_fronts(frame, risks), FOLDER / "pareto", record, data)
+    paths += save(plots_quality.pareto_fronts(frame, risks), FOLDER / "pareto", record, data)
 
     gain = [f"acceptance_length_gain{end}" for end in ("", "_low", "_high")]
     data = {name: frame[name].to_list() for name in ("B", "g", "M", *gain)}
-    paths += plots.save(
-        plots_quality.gain_by_budget(frame, [0.1, 0.25, 0.5, 1.0]), FOLDER / "gain-by-budget", record, data
-    )
+    paths += save(plots_quality.gain_by_budget(frame, [0.1, 0.25, 0.5, 1.0]), FOLDER / "gain-by-budget", record, data)
 
     tokens = np.arange(0, trace.manifest.max_new_tokens + 1)
     curves, numbers = {}, {}
@@ -76,13 +77,13 @@ def main() -> None:
         )
         curves[str(policy)] = mean, np.quantile(spent, [0.1, 0.9], axis=0), policy.budget
         numbers[str(policy)] = {**plots_quality.record_of(mean), "budget": policy.budget}
-    paths += plots.save(
+    paths += save(
         plots_quality.ledger_over_time(tokens, curves), FOLDER / "ledger", record, {"tokens": tokens, **numbers}
     )
 
     reuse = reuse_curves(graph, THRESHOLDS.tolist(), LENGTHS)
     data = {str(p): {**plots_quality.record_of(share), "mismatches": count} for p, (share, count) in reuse.items()}
-    paths += plots.save(
+    paths += save(
         plots_quality.suffix_reuse(THRESHOLDS, reuse), FOLDER / "suffix-reuse", record, {"regret": THRESHOLDS, **data}
     )
 
@@ -97,7 +98,7 @@ def main() -> None:
         parts = zip(("by_count", "by_position", "by_position_given_all_before"), named[name], strict=True)
         numbers[name] = {"mean_acceptance_length": lengths[name],
                          **{part: plots_quality.record_of(values) for part, values in parts}}  # fmt: skip
-    paths += plots.save(plots_quality.acceptance(named, lengths), FOLDER / "acceptance-intervals", record, numbers)
+    paths += save(plots_quality.acceptance(named, lengths), FOLDER / "acceptance-intervals", record, numbers)
     for path in paths:
         print(path)
 

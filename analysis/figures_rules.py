@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from asdsim.plots import draw as plots
 from asdsim.plots.rules import compared_rules
+from asdsim.plots.style import provenance, save
 from asdsim.result import load
 from asdsim.rules import NAMES
 from asdsim.studies.compare import RISKS, compare
@@ -26,13 +26,14 @@ def main() -> None:
     """Draw one figure per kind of risk."""
     os.chdir(ROOT)
     trace = load(TRACE)
-    record = plots.provenance(COMMAND, source={"trace": TRACE, "manifest_checksum": trace.manifest.checksum})
+    source = {"trace": TRACE, "manifest_checksum": trace.manifest.checksum, "subject": trace.subject}
+    record = provenance(COMMAND, source=source)
     for risk, level in LEVELS:
         found = compare(trace, ["asd", *NAMES], risk=risk, level=level)
         title = f"Rules at {RISKS[risk].partition(',')[0]} <= {level:g}"
         stem = Path("figures/smollm2-layerskip") / f"rules-{risk.replace('_', '-')}"
         data = {"risk": risk, "level": level, "rows": found.rows, "skipped": found.skipped}
-        for path in plots.save(compared_rules(found.rows, title), stem, record, data):
+        for path in save(compared_rules(found.rows, title), stem, record, data):
             print(path)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from asdsim.plots import draw as plots
 from asdsim.plots import exact as plots_exact
+from asdsim.plots.style import provenance, save
 from asdsim.result import load
 from asdsim.rules.settings import STRICT, Grid
 from asdsim.trace.graph import build_graph
@@ -73,8 +73,9 @@ def main() -> None:
     os.chdir(ROOT)
     found = {folder: count(Path(folder)) for folder in ("traces/smollm2-layerskip-wide", "traces/smollm2-lookup")}
     figure = plots_exact.steps_by_settings(found)
-    record = plots.provenance(COMMAND, source={"traces": list(found)})
-    for path in plots.save(figure, Path("figures/steps-by-settings"), record, found):
+    subject = "; ".join(load(folder).subject for folder in found)
+    record = provenance(COMMAND, source={"traces": list(found), "subject": subject})
+    for path in save(figure, Path("figures/steps-by-settings"), record, found):
         print(path)
     for folder, rows in found.items():
         for row in rows:

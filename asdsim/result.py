@@ -15,13 +15,14 @@ import numpy.typing as npt
 from .errors import UsageError
 from .evaluate.figures import COLUMNS, baseline_of
 from .evaluate.outputs import Outputs, outputs_of
+from .evaluate.strips import Walk, html_of, relaxed_frame, request_row, walk_of
 from .files import plain
 from .oracle import walk as reference
 from .oracle.rules import ALLOWS
 from .provenance import trace_source
 from .records import StepRecord
 from .rules.scoring import DEFAULT, Layout, regrets_of, uniform
-from .rules.settings import Grid, check_value, rule_grids
+from .rules.settings import DEFAULT_AXES, Grid, check_value, rule_grids
 from .trace.covered import covered_like
 from .trace.graph import Graph, build_graph
 from .trace.reader import Trace, read_trace
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from .evaluate.quality import Quality
 
 Axis = float | str | Iterable[float]
-
-DEFAULT_AXES: dict[str, Any] = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
-"""What is replayed where no setting is named and none is covered."""
 
 
 def load(path: str | Path) -> Trace:
@@ -194,6 +192,59 @@ class Result:
         edge = int(walks.edge[setting, request])
         return [] if edge < 0 else edge_tokens(self.trace, self.graph, edge)
 
+    def walk(self, setting: int, request: int | str) -> Walk:
+        """Return one walk token by token: what was kept, what each block paid, and what ended it.
+
+        Parameters
+        ----------
+        setting : int
+            Row of the frame.
+        request : int or str
+            Row of the request, or its id.
+
+        Raises
+        ------
+        UsageError
+            If there is no such setting or request; on pooled estimates, which have no single walk.
+        """
+        if not 0 <= setting < len(self):
+            raise UsageError(f"no setting {setting}", fix=f"rows go from 0 to {len(self) - 1}")
+        if self.off_trace == "pooled":
+            raise UsageError("pooled estimates have no single walk", fix="replay with --off-trace stop or aligned")
+        row = request_row(self.graph.request_ids, request)
+        return walk_of(self.trace, self.graph, self.grid.policy(setting), row, self.off_trace)
+
+    def text(self, setting: int, request: int | str, decode: Callable[[list[int]], str] | None = None) -> str:
+        """Return the output of one request under one setting, as text.
+
+        Parameters
+        ----------
+        setting, request
+            As for :meth:`walk`.
+        decode : callable, optional
+            Turns token ids into text; by default the vocabulary that the trace holds.
+
+        Raises
+        ------
+        UsageError
+            If the output is not known, or there is nothing to read it with.
+        """
+        row = request_row(self.graph.request_ids, request)
+        return (decode or self._decode())(self.tokens(setting, row))
+
+    def _decode(self) -> Callable[[list[int]], str]:
+        if self.trace.vocabulary is None:
+            raise UsageError(
+                "the trace holds no text of its tokens: an older release wrote it", where=str(self.trace.path),
+                fix="hand in a tokenizer's decode",
+            )  # fmt: skip
+        return self.trace.vocabulary.text
+
+    def relaxed(self, setting: int) -> pl.DataFrame:
+        """Return every relaxed token of one setting; see :func:`asdsim.evaluate.strips.relaxed_frame`."""
+        text = None if self.trace.vocabulary is None else self.trace.vocabulary.piece
+        return relaxed_frame([self.walk(setting, r) for r in range(self.graph.num_requests)], text)
+
     def outputs(self) -> Outputs:
         """Return the distinct outputs of each request, and which one every setting got.
 
@@ -204,8 +255,9 @@ class Result:
         """
         self._need_edges()
         assert self._walker is not None
-        strict = self._walker(self.grid.strict)
-        return outputs_of(self.trace, self.graph, self.grid, self._all_walks, strict)
+        outputs = outputs_of(self.trace, self.graph, self.grid, self._all_walks, self._walker(self.grid.strict))
+        outputs.decode = None if self.trace.vocabulary is None else self.trace.vocabulary.text
+        return outputs
 
     def _need_edges(self) -> None:
         if self.device == "reference":
@@ -277,6 +329,7 @@ class Result:
         """Return what the rows were made from."""
         return {
             **trace_source(self.trace),
+            "subject": self.trace.subject,
             "off_trace": self.off_trace,
             "rule": self.grid.layout.rule,
             "semantics": self.grid.semantics,
@@ -286,10 +339,10 @@ class Result:
         }
 
     def plot(self, **options: Any) -> Any:
-        """Return the heat map of acceptance length over B and g; see :mod:`asdsim.plots.draw`."""
-        from .plots import draw as plots
+        """Return the heat map of acceptance length over B and g; see :mod:`asdsim.plots.heatmap`."""
+        from .plots.heatmap import acceptance_heatmap
 
-        return plots.acceptance_heatmap(self.frame(), **options)
+        return acceptance_heatmap(self.frame(), **options)
 
     def __repr__(self) -> str:
         exact = int(self.columns["exact"].sum())
@@ -299,7 +352,12 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        return str(self.frame()._repr_html_())
+        """Show the table and, where the trace holds text, the first steps under the longest exact setting."""
+        table = str(self.frame()._repr_html_())
+        length = np.where(self.columns["exact_share"] == 1.0, self.columns["mean_acceptance_length"], np.nan)
+        if self.trace.vocabulary is None or self.off_trace == "pooled" or np.isnan(length).all():
+            return table
+        return table + html_of(self.walk(int(np.nanargmax(length)), 0), self.trace.vocabulary.piece)
 
 
 def replay(

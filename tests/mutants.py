@@ -57,6 +57,11 @@ REFUSALS = "tests/unit/test_trace_refusals.py"
 MEMORY = "tests/unit/test_trace_memory.py"
 GRAPH = "tests/unit/test_graph.py"
 JOIN = "tests/unit/test_join.py"
+CONVERT = "tests/cli/test_convert.py"
+FILES = "tests/unit/test_files.py"
+PROMPTS = "tests/capture/test_prompts.py"
+OPTIONS = "tests/cli/test_options.py"
+RULES = "tests/cli/test_rules.py"
 
 MUTANTS = [
     *changes("asdsim/trace/rows.py", REFUSALS, [
@@ -189,7 +194,8 @@ MUTANTS = [
     *changes("asdsim/studies/frozen.py", CALIBRATE, [
         ('if key in ("name", "revision") and same_weights:', 'if key == "name":'),
         ('if one["num_draft_tokens"] != other["num_draft_tokens"]:', "if False:"),
-        ('float(value) if value in ("inf", "-inf") else value', "value"),
+    ]),
+    *changes("asdsim/rules/frozen.py", CALIBRATE, [
         ("if len(grids) != 1 or len(grids[0]) != 1:", "if len(grids) != 1:"),
         ("Grid.product(B, g, M, semantics, **reading)", "Grid.product(B, g, M, semantics)"),
     ]),
@@ -228,7 +234,7 @@ MUTANTS = [
     *changes("asdsim/live/timing.py", CLI, [
         ("if abs(timing.drift) > max_drift:", "if timing.drift > max_drift + 1:"),
         ("if (made != made[0]).any():", "if (made != made).any():"),
-        ("rates[1] / (0.5 * (rates[0] + rates[2]))", "rates[1] / rates[0]"),
+        ('(0.5 * (s["t0"] / s["s0"] + s["t2"] / s["s2"]))', '(s["t0"] / s["s0"])'),
         ("if replayed.exact[0] else None", "if True else None"),
     ]),
     *changes("asdsim/cli/timing.py", CLI, [
@@ -309,6 +315,103 @@ MUTANTS = [
     ]),
     *changes("asdsim/cli/common.py", REPLAY, [
         ("if flag != usual[name]:", "if False:"),
+    ]),
+    *changes("asdsim/formats/acceptance.py", CONVERT, [
+        ("most = accepted + steps + (0 if own else requests)", "most = accepted + steps + requests"),
+        ("if accepted > drafted:", "if accepted >= drafted:"),
+        ("if drafted and not steps:", "if False:"),
+        ('own = row.get("engine") == "asdsim" or bool(unnamed and tokens < accepted + steps)',
+         'own = row.get("engine") == "asdsim"'),
+        ("bool(unnamed and tokens < accepted + steps)", "bool(tokens is not None and tokens < accepted + steps)"),
+        ("if own and tokens is not None and steps:", "if False:"),
+        ("if a > d:", "if a >= d:"),
+        ("len(values) != steps or sum(values) != total", "len(values) != steps"),
+        ("if largest > most:", "if largest >= most:"),
+        ("default=-(-accepted // steps) if steps else 0", "default=accepted // steps if steps else 0"),
+        ("if per_drafted and max(per_drafted) > most:", "if False:"),
+        ("if most > MAX_DRAFT:", "if False:"),
+        ("if flat is not None and len(flat) > MAX_DRAFT + 1:", "if False:"),
+        ("without += not inner", "without += bool(inner)"),
+        ('failed += Fields(record, where, ImportRefused).whole("failed", 0)', "pass"),
+        ('row["num_accepted_draft_tokens"] + row["num_spec_steps"]', 'row["num_accepted_draft_tokens"]'),
+        ('sum(row.get("requests", 1) for row in records)', "len(records)"),
+        ("emitted = min(int(part[at]), K + 1)", "emitted = min(int(part[at]), K)"),
+        ("per_step.append(min(emitted - 1, taken))", "per_step.append(emitted - 1)"),
+        ("per_step.append(min(emitted - 1, taken))", "per_step.append(min(emitted, taken) - 1)"),
+        ("at += emitted", "at += taken + 1"),
+        ("more = [len(part) - total", "more = [total - len(part)"),
+        ("if not value > 0:", "if not value >= 0:"),
+        ("if not regret > 0:", "if not regret >= 0:"),
+        ("rel_tol=RATIO_RELATIVE", "rel_tol=1e-2"),
+        ("[0.25, 0.5, 0.75]", "[0.25, 0.5, 0.8]"),
+        ("if not exact:", "if exact is None:"),
+        ("rows = chain(ahead, rows)", "rows = chain(rows)"),
+    ]),
+    *changes("asdsim/formats/responses.py", CONVERT, [
+        ('if layer.get("error") or layer.get("success") is False or layer.get("object") == "error":',
+         'if layer.get("error") or layer.get("object") == "error":'),
+        ('reason.get("type") == "abort"', 'reason.get("type") == "length"'),
+        ("if len(found) > 1:  # usage", "if len(found) > 2:  # usage"),
+        ("name if len(found) == 1 else", "name if len(found) >= 1 else"),
+        ("places = max(2, len", "places = max(1, len"),
+        ("0.5000001 * 10.0**-places", "5 * 10.0**-places"),
+        ("agrees(rate, 100 * accepted / drafted)", "agrees(rate, accepted / drafted) or True"),
+        ("whole = all(abs(share * steps - n) < 1e-6", "whole = all(abs(share * steps - n) < 1"),
+        ('record["num_spec_tokens"] = len(shares)', 'record["num_spec_tokens"] = len(shares) - 1'),
+        ('agrees(fields.number("spec_accept_length"), tokens / steps)',
+         'agrees(fields.number("spec_accept_length"), tokens / steps + 1)'),
+        ('"requests": row.whole("completed", 1)', '"requests": 1'),
+        ("for key, value in (outer or {}).items() if value is not None}",
+         'for key, value in (outer or {}).items() if key == "usage"}'),
+    ]),
+    *changes("asdsim/formats/policies.py", RULES, [
+        ('g = g * block_size if to == "dspark" else g / block_size',
+         'g = g / block_size if to == "dspark" else g * block_size'),
+        ('if rule != "asd":', "if False:"),
+        ("fields.number(key, infinite=True) for key", "fields.number(key) for key"),
+        ('size = fields.whole("block_size", least=1)', 'size = fields.whole("block_size")'),
+        ('strict = B == 0 or M == 0 or (old == "core" and g == 0)', "strict = B == 0 or M == 0"),
+        ('if to == "core" and g == 0 and not strict:', "if False:"),
+        ("if math.isinf(value):", "if False:"),
+    ]),
+    *changes("asdsim/files.py", FILES, [
+        ('value in ("inf", "-inf")', 'value in ("inf",)'),
+        ("if isinstance(value, bool) or not isinstance(value, (int, float)):",
+         "if not isinstance(value, (int, float)):"),
+        ("if end < len(self.window) or self.ended:", "if True:"),
+        ("os.fsync(handle.fileno())", "pass"),
+        ("| os.O_EXCL", "| os.O_TRUNC"),
+        ("text = decoder.decode(data, final=not data)", "text = decoder.decode(data)"),
+        ("if size > MAX_FILE:", "if False:"),
+        ("line = lines + 1 +", "line = lines +"),
+    ]),
+    *changes("asdsim/cli/convert.py", CONVERT, [
+        ("if as_json:\n        print_json", "if not as_json:\n        print_json"),
+        ("if grids is not None and (len(grids) != 1 or len(grids[0]) != 1):", "if False:"),
+        ("if left:", "if False:"),
+        ('if output.suffix != ".jsonl":', "if False:"),
+    ]),
+    *changes("asdsim/cli/command.py", OPTIONS, [
+        ("or now - self.last < LINE_SECONDS", "or now - self.start < LINE_SECONDS"),
+        ("args[:place] + args[place + 1 + takes :]", "args[:place] + args[place + 1 :]"),
+    ]),
+    *changes("asdsim/capture/tasks/jsonl.py", PROMPTS, [
+        ("return messages[: first + 1]", "return messages[:first]"),
+        ('if messages[-1].role == "user":', "if True:"),
+        ('(f"\\n\\n{more}" if more.strip() else "")', '(f"\\n\\n{more}")'),
+        ("(where.rpartition(' ')[2]) - 1", "(where.rpartition(' ')[2])"),
+        ("len(value) - 1", "len(value)"),
+    ]),
+    *changes("asdsim/capture/tasks/__init__.py", PROMPTS, [
+        ("if prompt.id in seen:", "if False:"),
+        ("not known and not Path", "Path"),
+    ]),
+    *changes("asdsim/capture/prompts.py", PROMPTS, [
+        ("while ids[:2] == [bos, bos]:", "if ids[:2] == [bos, bos]:"),
+        ('add_special_tokens=False)["input_ids"]', 'add_special_tokens=True)["input_ids"]'),
+        ("and len(prompt.asked) == 1 and", "and"),
+        ("frame.removeprefix(bos)", "frame"),
+        ("self.day or date.today()).isoformat()", "date.today()).isoformat()"),
     ]),
 ]  # fmt: skip
 

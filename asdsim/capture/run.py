@@ -416,6 +416,7 @@ def capture_with(
     from ..trace.writer import TraceWriter
     from .loop import check_request, decode, note_on_positions
     from .record import Recorder
+    from .vocabulary import keep_vocabulary
 
     torch.manual_seed(plan.seed)
     encoder = None if target.tokenizer is None else encoder_of(target.tokenizer, plan)
@@ -455,6 +456,8 @@ def capture_with(
                     progress(number + 1, len(requests), summary.completion_tokens)
         except KeyboardInterrupt:
             summary.interrupted = True
+        with uninterrupted():
+            keep_vocabulary(writer, target.tokenizer)
     summary.seconds = time.perf_counter() - began
     return summary
 

@@ -95,7 +95,7 @@ def command(
         )  # fmt: skip
     record = as_record(found, model)
     if output is not None:
-        _draw(record, output, trace)
+        _draw(record, output, trace, source.subject)
     if as_json:
         print_json("advise", {"trace": str(trace), **record})
         return
@@ -155,12 +155,12 @@ def _up_to(batch: int | None) -> str:
     return f"up to batch {batch}" if batch else "at no batch"
 
 
-def _draw(record: dict[str, Any], output: Path, trace: Path) -> None:
-    from ..plots import draw as plots
+def _draw(record: dict[str, Any], output: Path, trace: Path, subject: str) -> None:
     from ..plots.load import speed_by_batch
+    from ..plots.style import provenance, save
 
     best = dict.fromkeys(["strict", *(row["setting"] for row in record["rows"])])
     names = [name for name in best if name != "target alone"][:MOST_LINES]
-    made = plots.provenance(f"asdsim advise {trace} -o {output}", source={"trace": str(trace)})
-    for path in plots.save(speed_by_batch(record["rows"], names), output / "advise", made, {"rows": record["rows"]}):
+    made = provenance(f"asdsim advise {trace} -o {output}", source={"trace": str(trace), "subject": subject})
+    for path in save(speed_by_batch(record["rows"], names), output / "advise", made, {"rows": record["rows"]}):
         note(f"wrote {path}")

@@ -60,9 +60,10 @@ def command(
     if (policy is None) == (not sweep):
         raise UsageError("give --policy FILE or --sweep", fix="one of them")
     from .. import result as api
+    from ..rules.frozen import read_policy
     from ..stats import few
     from ..studies.audit import audit
-    from ..studies.frozen import read_policy, setting_name, setting_record
+    from ..studies.frozen import setting_name, setting_record
 
     grid, record = read_policy(policy) if policy is not None else (None, None)
     source = api.load(trace)

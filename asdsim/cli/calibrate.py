@@ -232,6 +232,7 @@ def _print(frozen: Calibration, output: Path, judged: str, how: str) -> None:
 
 def _notes(frozen: Calibration, judged: str, estimate: str | None, scored: bool) -> None:
     """Say what the figures may be taken for."""
+    from ..rules import get_rule
     from ..stats import few
 
     sides = {"calibration": frozen.calibration} | ({judged: frozen.holdout} if frozen.holdout is not None else {})
@@ -253,5 +254,8 @@ def _notes(frozen: Calibration, judged: str, estimate: str | None, scored: bool)
         note("no limit was given: this is the fastest setting, whatever it costs")
     if estimate:
         note(f"settings that are not exact were allowed: their figures are estimates ({estimate})")
+    rule = frozen.grid.layout.rule
+    if rule != "asd" and get_rule(rule).sampled:
+        note(f"{rule}: a greedy trace cannot tell what sampling under it would give; see asdsim rules")
     if text := few(*(int(side.requests[0]) for side in sides.values() if side.exact[0])):
         note(text)

@@ -67,13 +67,14 @@ def command(
     )  # fmt: skip
     title = "published settings" if level is None else f"{RISKS[risk].partition(',')[0]} <= {level:g}"
     if output is not None:
-        from ..plots import draw as plots
         from ..plots.rules import compared_rules
+        from ..plots.style import provenance, save
 
         words = f"asdsim compare {trace}" + ("" if level is None else f" --risk {risk} --level {level:g}")
-        record = plots.provenance(f"{words} -o {output}", source={"trace": str(trace)})
+        made_from = {"trace": str(trace), "subject": source.subject}
+        record = provenance(f"{words} -o {output}", source=made_from)
         figure = compared_rules(comparison.rows, f"Rules at {title}", off_trace)
-        for path in plots.save(figure, output / "compare", record, {"rows": comparison.rows}):
+        for path in save(figure, output / "compare", record, {"rows": comparison.rows}):
             note(f"wrote {path}")
     if as_json:
         print_json("compare", {

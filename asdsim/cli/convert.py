@@ -21,17 +21,25 @@ NOT_REPLAYABLE = "a regret sample, not replayable: it holds first rejections wit
 @click.option("--from", "kind", default="auto", show_default=True,
               metavar="auto|acceptance|asd-calibration|specdecode-bench", help="Format of a SOURCE file.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .jsonl, or .parquet for regrets.")
+@click.option("--to", "engine", metavar="vllm-synthetic|sglang-sim|trtllm|aiconfigurator",
+              help="Print what the simulator mode of an engine asks for, from a trace.")  # fmt: skip
 @rule_options(required=False)
 @json_option
-def command(source: Path, grids: list[Grid] | None, kind: str, output: Path | None, as_json: bool) -> None:
+def command(
+    source: Path, grids: list[Grid] | None, kind: str, output: Path | None, engine: str | None, as_json: bool
+) -> None:
     """Read SOURCE, a file of another tool, or write acceptance records of a trace.
 
     A trace directory is replayed under one setting (strict without one) and comes out as one acceptance record per
     request, as AIPerf and vLLM write them. Of acceptance records every invariant is checked. ASD's calibration rows are
     a sample of regrets, not replayable. SpecDecode-Bench rows are replayed with strict matching at every draft length.
+
+    With --to, the acceptance rates that a stock engine needs to run as fast as under that setting, without a patch.
     """
     if source.is_dir():
-        payload, lines = _trace(source, grids, output)
+        payload, lines = _trace(source, grids, output, engine)
+    elif engine is not None:
+        raise UsageError("rates for an engine come from a trace", fix="name a trace directory")
     else:
         if grids is not None:
             raise UsageError("a setting belongs to a trace", fix="name a trace directory")
@@ -43,7 +51,9 @@ def command(source: Path, grids: list[Grid] | None, kind: str, output: Path | No
         click.echo(line)
 
 
-def _trace(source: Path, grids: list[Grid] | None, output: Path | None) -> tuple[dict[str, Any], list[str]]:
+def _trace(
+    source: Path, grids: list[Grid] | None, output: Path | None, engine: str | None
+) -> tuple[dict[str, Any], list[str]]:
     from .. import result as api
     from ..formats.acceptance import acceptance_records, summary_of
     from ..rules.settings import STRICT
@@ -52,11 +62,43 @@ def _trace(source: Path, grids: list[Grid] | None, output: Path | None) -> tuple
         raise UsageError(f"{sum(map(len, grids))} settings given", fix="give one value of each parameter")
     policy = grids[0].policy(0) if grids else STRICT
     records, left = acceptance_records(api.load(source), policy)
+    if engine is not None:
+        if left:
+            raise UsageError(
+                f"{counted(left, 'request')} left the trace under {policy}, and rates of the others are no fair sample",
+                where=str(source), fix="run asdsim cover for this setting",
+            )  # fmt: skip
+        return _rates(engine, records, policy, output)
     if left:
         note(f"left out: {counted(left, 'request')} that left the trace under {policy}")
     _write(output, records)
     total = summary_of(records)
     return {"format": "acceptance", "setting": str(policy), "left_out": left, "rows": records}, [_totals(total)]
+
+
+def _rates(
+    engine: str, records: list[dict[str, Any]], policy: Any, output: Path | None
+) -> tuple[dict[str, Any], list[str]]:
+    from ..files import dump_json
+    from ..formats.engines import rates_of, settings_for
+
+    rates = rates_of(records)
+    settings = settings_for(engine, rates)
+    payload = {
+        "format": engine, "setting": str(policy), "num_spec_steps": rates.steps,
+        "mean_acceptance_length": 1 + rates.accepted, "unconditional": rates.unconditional,
+        "conditional": rates.conditional, **settings,
+    }  # fmt: skip
+    _write(output, [payload])
+    lines = [
+        f"{policy}: {1 + rates.accepted:.3f} tokens/step over {counted(rates.steps, 'step')}",
+        "accepted up to position, of all steps:     " + " ".join(f"{rate:.3f}" for rate in rates.unconditional),
+        "accepted at position, where it is reached: " + " ".join(f"{rate:.3f}" for rate in rates.conditional),
+        *(f"{name}={value}" for name, value in settings["environment"].items()),
+        *(f"{name}: {dump_json(value)}" for name, value in settings["options"].items()),
+        *(f"note: {text}" for text in settings["notes"]),
+    ]
+    return payload, lines
 
 
 def _file(source: Path, kind: str, output: Path | None) -> tuple[dict[str, Any], list[str]]:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .common import config_option, json_option, note, print_json, progress_bar, threads_option
 
+if TYPE_CHECKING:
+    from ..report.page import Page
+    from ..result import Result
+
 TASKS = "gsm8k,humaneval,mt-bench"
+HEAD = Path(__file__).resolve().parents[2] / "heads" / "smollm2-eagle3"
+"""The trained head of a source tree; an installed package has none and drafts with the model less one layer."""
 COVERED: dict[str, Any] = {"B": "0,2,4,8", "g": ".1,.25,.5", "M": "1,2"}
 GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 
@@ -25,14 +31,16 @@ GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 def command(out: Path, offline: bool, as_json: bool) -> None:
     """Capture three prompts of a real model, complete the trace for a small grid, replay, draw.
 
-    The model is SmolLM2-135M-Instruct, fetched once (93 MB); its drafter is the model itself without layer 12.
+    The model is SmolLM2-135M-Instruct, fetched once (93 MB). A trained EAGLE3 head drafts for it in a source
+    tree, and the model itself without layer 12 elsewhere.
     """
     from ..capture.run import Plan, capture_with
     from ..trace.manifest import MANIFEST
 
     trace, sweep, figures = out / "trace", out / "sweep.parquet", out / "figures"
+    drafter = f"eagle3:{HEAD}" if HEAD.is_dir() else "layer-skip"
     plan = Plan(
-        out=trace, target="smollm2-135m", drafter="layer-skip", task=TASKS, limit=1, offline=offline,
+        out=trace, target="smollm2-135m", drafter=drafter, task=TASKS, limit=1, offline=offline,
         resume=(trace / MANIFEST).exists(),
     )  # fmt: skip
     clock: dict[str, float] = {}
@@ -81,11 +89,13 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     wide.write(sweep)
     lap("replay")
     files = plot_trace(trace, figures, dict(COVERED), "stop", f"asdsim demo -o {out}")
+    page = _write_page(result, out)
     lap("draw")
     seconds = {name: round(value, 1) for name, value in clock.items()}
     if as_json:
         print_json("demo", {
-            "trace": str(trace), "sweep": str(sweep), "figures": [str(file) for file in files], "seconds": seconds,
+            "trace": str(trace), "sweep": str(sweep), "figures": [str(file) for file in files],
+            "report": str(page.path), "verdict": page.verdict, "seconds": seconds,
             "steps_added": done.steps_added, "live_steps": done.live_steps, "rows": result.rows(),
         })  # fmt: skip
         return
@@ -95,7 +105,21 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     click.echo(f"{trace}: the trace (asdsim inspect {trace})")
     click.echo(f"{sweep}: {len(wide)} settings, estimated where not covered (asdsim plot {sweep} -o ..)")
     click.echo(f"{figures}: figures, SVG and PNG, each with the data it shows")
+    click.echo(f"{page.path}: every setting, output and token; open it in a browser")
     click.echo("seconds: " + ", ".join(f"{name} {value}" for name, value in seconds.items()))
+    click.echo()
+    click.echo(page.verdict)
+    click.echo(f"See what changed: asdsim show {trace} --B 8 --g .25 --M 2 --largest-regret 1")
+
+
+def _write_page(result: Result, out: Path) -> Page:
+    """Write ``report.html`` beside the trace."""
+    from ..report.page import write_report
+    from .report import trace_cost
+    from .show import vocabulary_of
+
+    vocabulary, cost = vocabulary_of(result.trace), trace_cost(result.trace)
+    return write_report(out / "report.html", [result], vocabulary, cost=cost, command=f"asdsim demo -o {out}")
 
 
 def _stop_if(interrupted: bool, out: Path) -> None:

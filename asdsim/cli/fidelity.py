@@ -72,9 +72,10 @@ def command(
         if text := few(measured.requests):
             note(text)
     if output is not None:
-        from ..plots import draw as plots
         from ..plots import exact as plots_exact
+        from ..plots.style import provenance, save
 
-        record = plots.provenance(f"asdsim fidelity {trace} -o {output}", source={"trace": str(trace)})
-        for path in plots.save(plots_exact.fidelity_errors(measured.settings), output / "fidelity", record):
+        made_from = {"trace": str(trace), "subject": source.subject}
+        record = provenance(f"asdsim fidelity {trace} -o {output}", source=made_from)
+        for path in save(plots_exact.fidelity_errors(measured.settings), output / "fidelity", record):
             note(f"wrote {path}")

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..rules.settings import DEFAULT_AXES
 from .common import config_option, json_option, note, print_json
 
 if TYPE_CHECKING:
     import polars as pl
 
-DEFAULT_GRID = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
-"""Grid of a trace's figures, where none is asked for."""
-
 
 def _axis(name: str, text: str) -> Any:
     return click.option(
         f"--{name}", name, metavar="LIST",
-        help=f"{text}: values to show of a sweep, or to replay a trace under [trace default: {DEFAULT_GRID[name]}].",
+        help=f"{text}: values to show of a sweep, or to replay a trace under [trace default: {DEFAULT_AXES[name]}].",
     )  # fmt: skip
 
 
@@ -57,7 +55,7 @@ def command(
     if source.is_dir():
         if off_trace is not None:
             words += ["--off-trace", off_trace]
-        paths = plot_trace(source, output, {**DEFAULT_GRID, **axes}, off_trace or "stop", shlex.join(words))
+        paths = plot_trace(source, output, {**DEFAULT_AXES, **axes}, off_trace or "stop", shlex.join(words))
     else:
         if off_trace is not None:
             raise UsageError("--off-trace is settled when a sweep is made", fix="give it to asdsim replay")
@@ -71,7 +69,9 @@ def command(
 
 def plot_sweep(source: Path, output: Path, axes: dict[str, list[float]], command_line: str) -> list[Path]:
     """Draw what a table of results allows; returns the files written."""
-    from ..plots import draw as plots
+    from ..plots.all import draw_all
+    from ..plots.rows import select
+    from ..plots.style import provenance
 
     frame, made_from = read_sweep(source)
     others = [name for name in frame["rule"].unique().to_list() if name != "asd"] if "rule" in frame.columns else []
@@ -82,39 +82,21 @@ def plot_sweep(source: Path, output: Path, axes: dict[str, list[float]], command
             f"it holds rule {', '.join(sorted(others))}, and these figures are over B, g and M",
             where=str(source), fix="use asdsim compare TRACE -o DIR for a figure of several rules",
         )  # fmt: skip
-    record = plots.provenance(command_line, source={"sweep": source.name, **made_from})
-    return plots.draw_all(plots.select(frame, **axes), output, record, note=note)
+    subject = str(made_from.get("subject", source.name))
+    record = provenance(command_line, source={"sweep": source.name, **made_from}, subject=subject)
+    return draw_all(select(frame, **axes), output, record, note=note)
 
 
 def plot_trace(source: Path, output: Path, grid: dict[str, Any], off_trace: str, command_line: str) -> list[Path]:
     """Replay a trace under a grid and draw every figure; returns the files written."""
     from .. import result as api
-    from ..plots import draw as plots
+    from ..plots.all import figures_of
+    from ..plots.style import provenance, save
 
-    trace = api.load(source)
-    result = api.replay(trace, **grid, off_trace=off_trace)
-    frame = result.frame()
-    focus = plots.focus(frame)
-    exact = focus is not None and bool(
-        plots.select(frame, B=[focus.budget], g=[focus.gate], M=[focus.cap])["exact_share"][0] == 1
-    )
-    rows = trace.column("positions", "i") < trace.column("steps", "num_draft_tokens")[_step_of_row(trace)]
-    matches = plots.match_share(*(trace.column("positions", name)[rows] for name in ("draft_id", "argmax_id", "i")))
-    return plots.draw_all(
-        frame,
-        output,
-        plots.provenance(command_line, source=result.provenance()),
-        matches=matches if len(matches) else None,
-        groups=plots.mismatch_groups(result.graph, focus, off_trace, exact=exact),
-        gate=None if focus is None else focus.gate,
-        note=note,
-    )
-
-
-def _step_of_row(trace: Any) -> Any:
-    import numpy as np
-
-    return np.repeat(np.arange(len(trace.pos_ptr) - 1), np.diff(trace.pos_ptr))
+    result = api.replay(api.load(source), **grid, off_trace=off_trace)
+    record = provenance(command_line, source=result.provenance())
+    drawn = figures_of(result, note)
+    return [path for name, figure, data in drawn for path in save(figure, output / name, record, data)]
 
 
 def read_sweep(path: Path) -> tuple[pl.DataFrame, dict[str, Any]]:

@@ -53,8 +53,8 @@ def command(
         raise UsageError("timing compares with a prediction", fix="leave --cost out, or name step times")
     from .. import result as api
     from ..live.timing import RUNS, time_policy
+    from ..rules.frozen import read_policy
     from ..stats import few
-    from ..studies.frozen import read_policy
 
     grid, record = read_policy(policy)
     model = None if cost == "trace" else cost_of(cost, api.load(trace))

@@ -166,13 +166,13 @@ def read_rows(logits: torch.Tensor, draft_ids: torch.Tensor, layout: Layout | No
 
 def spread(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (logsumexp, entropy) of each row in nats, computed in float32, as float64."""
-    rows = logits.float().clamp(min=FORBIDDEN_LOGIT)
-    best = rows.max(dim=-1, keepdim=True).values
-    centred = (rows - best).clamp_(min=-1e3)
+    rows = logits.float()
+    best = rows.amax(dim=-1, keepdim=True)
+    centred = (rows - best).clamp_(min=-1e3)  # exp is 0 there anyway, and 0 * -inf is kept out of the entropy
     weights = centred.exp()
     total = weights.sum(dim=-1)
     log_total = total.log()
-    entropy = log_total - weights.mul_(centred).sum(dim=-1) / total
+    entropy = log_total - torch.linalg.vecdot(weights, centred) / total
     return (best[:, 0] + log_total).double(), entropy.clamp(min=0).double()
 
 
@@ -223,7 +223,7 @@ def score_blocks(layout: Layout, rows: Rows, blocks: Blocks) -> tuple[torch.Tens
     regret = best - drafted
     regret = torch.where(drafted <= FORBIDDEN_LOGIT, math.inf, regret)
     differs = blocks.grid(rows.draft_ids != rows.argmax_ids)
-    mismatch = blocks.inside & differs
+    mismatch = blocks.inside & (differs | blocks.grid(rows.unusable))  # rows that are no numbers match nothing
     if layout.mismatch == "regret":
         mismatch = mismatch & ~(regret <= 0.0)
     run = None

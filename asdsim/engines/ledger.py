@@ -11,6 +11,7 @@ it). Neither waits for the device; :meth:`Ledger.release` does, once per request
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,14 +23,18 @@ from ..rules.asd import ACCEPT
 from ..rules.settings import STRICT, Policy
 from .accept import Blocks, Decision, Rows, Settings, accept_blocks, lift, reach, read_rows, score_blocks
 
+KERNEL_ENV = "ASDSIM_KERNEL"
+"""``triton``: :mod:`asdsim.engines.accept_triton` decides, where the device is a GPU."""
+
 NO_STOP = -1
 """Fills a row of stop ids; no token has it."""
 
-BAD_LOGITS, TOO_MANY, DISAGREES = 1, 2, 4
+BAD_LOGITS, TOO_MANY, DISAGREES, BYPASSED = 1, 2, 4, 8
 FAULTS = {
     BAD_LOGITS: "the target's logits held NaN or +inf, or nothing but -inf",
     TOO_MANY: "the engine reports more accepted tokens than were drafted",
     DISAGREES: "the engine accepted other draft tokens than the rule",
+    BYPASSED: "the engine verified draft tokens in a way that the rule does not reach",
 }
 """What went wrong in a request, as bits."""
 
@@ -134,6 +139,7 @@ class Ledger:
         self._counts = torch.zeros((capacity, 8), dtype=torch.int64, device=self.device)
         self._stops = torch.full((capacity, 1), NO_STOP, dtype=torch.int64, device=self.device)
         self._batch: tuple[list[str], torch.Tensor] | None = None
+        self._fused = self.device.type == "cuda" and os.environ.get(KERNEL_ENV) == "triton"
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -224,6 +230,9 @@ class Ledger:
         blocks: Blocks,
         draft_ids: torch.Tensor,
         logits: torch.Tensor,
+        *,
+        lifts: bool = True,
+        most: torch.Tensor | None = None,
     ) -> Step:
         """Decide every block, lift accepted near-ties in ``logits``, and charge the ledgers.
 
@@ -236,7 +245,18 @@ class Ledger:
             Draft token of each row; any id in rows outside the blocks.
         logits : float (T, V)
             Target rows; changed in place.
+        lifts : bool
+            False leaves the logits as they are: the engine is told the decision in another way.
+        most : int (N,), optional
+            Draft tokens that the engine can commit at most.
         """
+        if self._fused and len(draft_ids):
+            from .accept_triton import serves, verify
+
+            if serves(self.policy.layout):
+                how = (*self.policy.reading, self.policy.layout, lifts, most)
+                tables = self._numbers, self._counts, self._stops
+                return Step(None, verify(tables, slots, blocks, draft_ids, logits, how), blocks.widths, slots)
         rows = None
         counts = self._counts[slots]
         remaining = torch.where(counts[:, 6] > 0, 0, counts[:, 0] - counts[:, 1])
@@ -251,9 +271,12 @@ class Ledger:
             score = charge = torch.zeros(shape, dtype=torch.float64, device=self.device)
             bad = torch.zeros(len(slots), dtype=torch.bool, device=self.device)
         stop = reach(blocks, draft_ids, remaining, stops) if rows is not None else torch.zeros_like(blocks.widths)
+        if most is not None:
+            stop = torch.minimum(stop, most.long())
         decision = accept_blocks(mismatch, score, charge, stop, self.settings(slots), self.policy.reading)
         if rows is not None:
-            lift(logits, rows, blocks, decision)
+            if lifts:
+                lift(logits, rows, blocks, decision)
             last = blocks.grid(rows.draft_ids).gather(1, (decision.accepted - 1).clamp(min=0)[:, None])
             ended = ((last == stops).any(1) & (decision.accepted > 0)).long()
         else:
@@ -294,6 +317,11 @@ class Ledger:
         counts[:, 6] |= ended
         counts[:, 7] |= faults
         self._counts[step.slots] = counts
+
+    def flag(self, slots: torch.Tensor, fault: int) -> None:
+        """Note a fault of requests; strict ones lose nothing by it and are left out."""
+        relaxes = (self._numbers[slots, 1:] > 0).all(1).long()
+        self._counts[slots, 7] |= relaxes * fault
 
     def settings(self, slots: torch.Tensor) -> Settings:
         """Return ledger, B, g and M of each request."""

@@ -9,13 +9,13 @@ and said.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,8 @@ from ..records import FORBIDDEN_LOGIT, NO_PARENT, RequestRecord, StepRecord
 from .accept import lay_blocks, ranks, spread
 
 log = logging.getLogger("asdsim.record")
+CHUNK = 64
+IDLE_SECONDS = 10.0
 SPARE = 24
 """Ranks looked at beyond the top k, so that ties there are ordered by id."""
 
@@ -34,6 +36,10 @@ class Sink(Protocol):
 
     def add(self, request: RequestRecord, steps: Sequence[StepRecord], batch_sizes: Sequence[int]) -> None:
         """Take one request; may raise, and is then not asked again."""
+        ...
+
+    def flush(self) -> None:
+        """Store what is held, and go on."""
         ...
 
     def close(self) -> None:
@@ -94,19 +100,19 @@ class Recorder:
         Steps that may wait.
     """
 
-    def __init__(self, sink: Sink, top_k: int = 8, size: int = 1024) -> None:
+    def __init__(self, sink: Sink, top_k: int = 8, size: int = 1024, log: logging.Logger = log) -> None:
         self.sink: Sink | None = sink
         self.top_k = top_k
         self.lost: Counter[str] = Counter()
         self.written = 0
-        self._size = size
+        self._size, self._log = size, log
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._dropped: set[str] = set()
         self._running: dict[str, Gathered] = {}
         self._live: set[str] = set()  # of the engine's side
         self._thread = threading.Thread(target=self._work, name="asdsim-recorder", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        Finalize(None, self.close, exitpriority=100)  # also in a child process, which runs no atexit functions
 
     # The engine's side
 
@@ -137,9 +143,10 @@ class Recorder:
         """
         if self.sink is None or not any(name in self._live for name in names):
             return None
-        rows = logits.float().clamp(min=FORBIDDEN_LOGIT)
+        rows = logits.float()
         number = min(self.top_k + SPARE, rows.shape[1])
-        values, ids = rows.topk(number, dim=-1)
+        values, ids = largest(rows, number)
+        values = values.clamp(min=FORBIDDEN_LOGIT)
         ids, order = ids.sort(dim=-1)  # by id, and then by value without disturbing that order
         values, again = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
         ids = ids.gather(1, again)
@@ -157,10 +164,10 @@ class Recorder:
             behind = torch.arange(len(widths), device=rows.device)[:, None]  # bonus rows before a block
             own = torch.zeros(len(drafts), dtype=torch.int64, device=rows.device)
             own.index_add_(0, blocks.rows.flatten(), ((blocks.rows + behind) * blocks.inside).flatten())
-            owned, chosen = rows[own], drafts.long()
+            chosen = drafts.long()
             made |= {
-                "draft_ids": drafts.int(), "draft_logits": owned.gather(1, chosen[:, None])[:, 0],
-                "ranks": ranks(owned, chosen).int(),
+                "draft_ids": drafts.int(), "draft_logits": rows[own, chosen].clamp(min=FORBIDDEN_LOGIT),
+                "ranks": ranks_of(rows, own, chosen, ids).int(),
             }  # fmt: skip
         return Columns(list(names), list(widths), made)
 
@@ -183,7 +190,7 @@ class Recorder:
         self._queue.put(None)
         self._thread.join(seconds)
         if self._thread.is_alive():
-            log.error("asd: the trace was not written to its end within %g s", seconds)
+            self._log.error("asd: the trace was not written to its end within %g s", seconds)
 
     def _put(self, item: Any, names: Sequence[str]) -> None:
         if self._queue.qsize() < self._size:
@@ -195,12 +202,12 @@ class Recorder:
                 self._dropped.add(name)
                 self.lost["dropped: the queue was full"] += 1
                 self._queue.put(name)
-                log.warning("asd: request %s is not recorded: more steps wait than the queue holds", name)
+                self._log.warning("asd: request %s is not recorded: more steps wait than the queue holds", name)
 
     # The thread
 
     def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._next()) is not None:
             try:
                 if isinstance(item, Gathered):
                     self._running[item.request.request_id] = item
@@ -211,11 +218,33 @@ class Recorder:
                 else:
                     self._step(item)
             except Exception:
-                log.exception("asd: a step was not recorded")
+                self._log.exception("asd: a step was not recorded")
                 self.lost["error"] += 1
         if left := [name for name in self._running if name not in self._dropped]:
             self.lost["ended before its stop"] += len(left)
         self._end()
+
+    def _next(self) -> Any:
+        """Return what comes next; store what is held while nothing comes."""
+        while True:
+            try:
+                return self._queue.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                self._try(lambda sink: sink.flush())
+
+    def _try(self, act: Callable[[Sink], None]) -> bool:
+        """Have the sink do something; after its first failure there is none."""
+        if self.sink is None:
+            return False
+        try:
+            act(self.sink)
+            return True
+        except Exception as error:
+            self._log.error("asd: recording ends here, the trace keeps what was stored before: %s", error)
+            self.lost["after a failed write"] += len(self._running)
+            self._running.clear()
+            self.sink = None
+            return False
 
     def _step(self, seen: Columns) -> None:
         if seen.event is not None:
@@ -242,26 +271,15 @@ class Recorder:
                 self._write(self._running.pop(name))
 
     def _write(self, course: Gathered) -> None:
-        if self.sink is None:
-            self.lost["after a failed write"] += 1
-            return
-        try:
-            self.sink.add(course.request, course.steps, course.batch_sizes)
+        if self._try(lambda sink: sink.add(course.request, course.steps, course.batch_sizes)):
             self.written += 1
-        except Exception as error:
-            log.error("asd: recording ends here, the trace keeps what was stored before: %s", error)
-            self.lost["after a failed write"] += 1 + len(self._running)
-            self._running.clear()
-            self.sink = None
+        else:
+            self.lost["after a failed write"] += 1
 
     def _end(self) -> None:
-        if self.sink is not None:
-            try:
-                self.sink.close()
-            except Exception as error:
-                log.error("asd: the last requests could not be stored: %s", error)
+        self._try(lambda sink: sink.close())
         lost = ", ".join(f"{number} {why}" for why, number in self.lost.items() if number)
-        log.info("asd: %d requests recorded%s", self.written, f"; lost: {lost}" if lost else "")
+        self._log.info("asd: %d requests recorded%s", self.written, f"; lost: {lost}" if lost else "")
 
 
 def _columns(host: dict[str, Any], rows: slice, drafts: slice) -> dict[str, Any]:
@@ -274,6 +292,34 @@ def _columns(host: dict[str, Any], rows: slice, drafts: slice) -> dict[str, Any]
         "draft_logits": host["draft_logits"][drafts].copy() if "draft_ids" in host else none.astype(np.float32),
         "ranks": host["ranks"][drafts].copy() if "draft_ids" in host else none,
     }  # fmt: skip
+
+
+def largest(rows: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values and ids of the largest entries of each row; which of several equal ones, is left open.
+
+    They lie in those chunks of the row whose own maxima are largest: one fast pass, and a search in little.
+    """
+    chunks = rows.shape[1] // CHUNK
+    if chunks <= 2 * number:
+        return rows.topk(number, dim=-1)
+    head = rows[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK))
+    best = head.amax(-1).topk(number, dim=-1).indices
+    inner = head.gather(1, best[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
+    places = (best[:, :, None] * CHUNK + torch.arange(CHUNK, device=rows.device)).flatten(1)
+    tail = torch.arange(chunks * CHUNK, rows.shape[1], device=rows.device).expand(len(rows), -1)
+    values, found = torch.cat([inner, rows[:, chunks * CHUNK :]], 1).topk(number, dim=-1)
+    return values, torch.cat([places, tail], 1).gather(1, found)
+
+
+def ranks_of(rows: torch.Tensor, own: torch.Tensor, ids: torch.Tensor, top_ids: torch.Tensor) -> torch.Tensor:
+    """Return the rank of ``ids[t]`` in row ``own[t]``; ``top_ids`` are the first of each row in order."""
+    if rows.device.type != "cpu":  # looking which are found would wait for the device
+        return ranks(rows[own], ids)
+    hits = top_ids[own] == ids[:, None]
+    found = hits.int().argmax(1)
+    far = (~hits.any(1)).nonzero()[:, 0]
+    found[far] = ranks(rows[own[far]], ids[far])
+    return found
 
 
 def to_host(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Any]:

@@ -51,6 +51,8 @@ class Outputs:
     strict : int32 (R,)
         Number of the strict output (0), :data:`UNKNOWN` where strict matching itself left the trace.
     grid : Grid
+    decode : callable or None
+        Turns token ids into text; None where the trace holds no vocabulary.
     """
 
     request_ids: list[str]
@@ -58,6 +60,7 @@ class Outputs:
     which: npt.NDArray[np.int32]
     strict: npt.NDArray[np.int32]
     grid: Grid
+    decode: Callable[[Sequence[int]], str] | None = None
 
     def __repr__(self) -> str:
         distinct = sum(map(len, self.tokens))
@@ -107,15 +110,19 @@ class Outputs:
         ).with_columns(pl.col("outputs_differ_share", "first_difference_mean").fill_nan(None))
 
     def frame(self, decode: Callable[[Sequence[int]], str] | None = None) -> pl.DataFrame:
-        """Return one row per distinct output: request, number, settings that got it, tokens, and text.
+        """Return one row per distinct output: request, number, the settings that got it, tokens, and text.
+
+        ``settings`` is how many settings got it and ``setting_rows`` which: rows of the result's frame.
 
         Parameters
         ----------
         decode : callable, optional
-            Turns token ids into text, for example a tokenizer's ``decode``; without it there is no ``text`` column.
+            Turns token ids into text, for example a tokenizer's ``decode``; by default the trace's own vocabulary.
+            Without either there is no ``text`` column.
         """
         import polars as pl
 
+        decode = decode or self.decode
         first = self.first_differences()
         rows: list[dict[str, Any]] = []
         for r, outputs in enumerate(self.tokens):
@@ -125,6 +132,7 @@ class Outputs:
                     "request_id": self.request_ids[r],
                     "output": number,
                     "settings": int(settings[number]),
+                    "setting_rows": np.flatnonzero(self.which[:, r] == number).tolist(),
                     "strict": bool(self.strict[r] == number),
                     "first_difference": first[r][number] if first[r][number] >= 0 else None,
                     "tokens": tokens,
@@ -133,7 +141,8 @@ class Outputs:
                     row["text"] = decode(tokens)
                 rows.append(row)
         schema: dict[str, Any] = {
-            "request_id": pl.String, "output": pl.Int32, "settings": pl.Int64, "strict": pl.Boolean,
+            "request_id": pl.String, "output": pl.Int32, "settings": pl.Int64,
+            "setting_rows": pl.List(pl.Int64), "strict": pl.Boolean,
             "first_difference": pl.Int64, "tokens": pl.List(pl.Int32),
         }  # fmt: skip
         if decode is not None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from ..errors import UsageError, unknown_name
 from ..files import Fields, read_json, shown
-from ..rules.settings import SEMANTICS, Grid, Policy, layout_of
+from ..rules.frozen import KIND, asd_setting
+from ..rules.settings import SEMANTICS, Policy, layout_of
 
 CORE_KEYS = ("risk_budget", "max_regret_per_value", "max_relaxed_tokens_per_block")
 DSPARK_KEYS = ("B", "g", "m", "value_scheme", "block_size")
@@ -119,7 +120,7 @@ def read_config(path: Path) -> tuple[Policy, int | None]:
     """
     content = read_json(path)
     fields = Fields(content, path)
-    if content.get("kind") == "asdsim policy":
+    if content.get("kind") == KIND:
         return _own(fields, path), None
     if set(CORE_KEYS) <= set(content):
         B, g, M = (fields.number(key) for key in CORE_KEYS)
@@ -144,15 +145,7 @@ def _own(fields: Fields, path: Path) -> Policy:
     rule = fields.text("rule", "asd")
     if rule != "asd":
         raise UsageError(f"a policy of rule {shown(rule)!r} has no reading of ASD", where=shown(path))
-    B, g, M = (fields.number(key, infinite=True) for key in ("B", "g", "M"))
-    regret, value, ledger = (
-        fields.text(key, default) for key, default in (("regret", "logit"), ("value", ""), ("ledger", "request"))
-    )
-    try:
-        grid = Grid.product([B], [g], [M], fields.text("semantics"), regret=regret, value=value, ledger=ledger)
-    except UsageError as error:
-        raise UsageError(error.what, where=shown(path), fix=error.fix) from None
-    return grid.policy(0)
+    return asd_setting(fields).policy(0)
 
 
 def _checked(B: float, g: float, M: float, semantics: str, path: Path) -> Policy:

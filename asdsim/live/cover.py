@@ -85,6 +85,7 @@ def cover_with(
     """Do what :func:`cover_trace` does with a writer and models at hand."""
     from ..capture.cover import BatchRunner, FaithfulRunner, cover
     from ..capture.reload import recorder_of
+    from ..capture.vocabulary import keep_vocabulary
     from ..trace.reader import read_trace
 
     trace = read_trace(writer.path, verify=False)
@@ -116,4 +117,5 @@ def cover_with(
     entry = grid_entry(grid, pure)
     if progress.complete and entry not in manifest.grids:
         writer.update_manifest(grids=[*manifest.grids, entry])
+    keep_vocabulary(writer, getattr(models[0], "tokenizer", None))  # a target need not have one
     return progress

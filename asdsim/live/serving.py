@@ -72,6 +72,10 @@ class TraceSink:
         with (self.writer.path / BATCHES).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
+    def flush(self) -> None:
+        """Store what is buffered."""
+        self.writer.flush()
+
     def close(self) -> None:
         """Store what is buffered and let go of the directory."""
         self.writer.close()

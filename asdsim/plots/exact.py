@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from .draw import DASHES, GREY, LINES, MARKERS, styled
+from .style import DASHES, GREY, LINES, MARKERS, styled
 
 if TYPE_CHECKING:
     import polars as pl
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 NAMES = {"aligned": "aligned", "recorded": "recorded order", "pooled": "pooled"}
 
 
-def steps_by_settings(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
+def steps_by_settings(traces: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
     """Draw distinct steps per request against the number of settings, beside what live runs take.
 
     Parameters
     ----------
-    found : mapping of str to sequence of mapping
+    traces : mapping of str to sequence of mapping
         Per trace, rows with ``settings``, ``distinct`` and ``live`` (steps per request).
     """
     with styled():
         figure = Figure(figsize=(6.8, 4.4), layout="constrained")
         axes = figure.subplots()
-        for nth, (name, rows) in enumerate(found.items()):
+        for nth, (name, rows) in enumerate(traces.items()):
             settings = [row["settings"] for row in rows]
             look: dict[str, Any] = {"color": LINES[nth + 1], "marker": MARKERS[nth], "markersize": 5}
             axes.plot(settings, [row["distinct"] for row in rows], **look, label=f"{name}: distinct steps (cover)")
@@ -63,9 +63,9 @@ def fidelity_errors(settings: pl.DataFrame, figure_name: str = "mean_acceptance_
     with styled():
         figure = Figure(figsize=(7.6, 4.2), layout="constrained")
         axes = figure.subplots()
-        part = settings.filter(settings["figure"] == figure_name)
-        for nth, name in enumerate(part["estimator"].unique(maintain_order=True)):
-            rows = part.filter(part["estimator"] == name)
+        shown = settings.filter(settings["figure"] == figure_name)
+        for nth, name in enumerate(shown["estimator"].unique(maintain_order=True)):
+            rows = shown.filter(shown["estimator"] == name)
             error = 100 * rows["error"].to_numpy()
             axes.scatter(
                 rows["exact"].to_numpy(), error, s=22, marker=MARKERS[nth], facecolors="none", edgecolors=LINES[nth],

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from .draw import GREY, LINES, styled
+from .style import GREY, LINES, styled
 
 
 def speed_by_batch(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Figure:

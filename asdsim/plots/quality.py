@@ -13,7 +13,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from ..errors import UsageError
 from ..stats import Intervals
-from .draw import DASHES, GREY, LINES, MARKERS, MAX_SETTINGS, styled
+from .rows import MAX_SETTINGS, label
+from .style import DASHES, GREY, LINES, MARKERS, styled
 
 if TYPE_CHECKING:
     import polars as pl
@@ -56,6 +57,10 @@ def pareto_fronts(frame: pl.DataFrame, risks: Sequence[str], gain: str = "speed_
     frame = frame.filter(frame["exact_share"] == 1.0)
     if frame.is_empty():
         raise UsageError("no setting is exact: there is no front to draw", fix="run asdsim cover for the grid")
+    strict = ((frame["B"] == 0) | (frame["M"] == 0)).to_numpy()
+    if "accuracy" in risks and not (frame["accuracy"].to_numpy()[strict] > 0).any():
+        # Where strict matching has nothing right there is nothing to lose, and no change says anything.
+        risks = [risk for risk in risks if risk != "accuracy"]
     with styled():
         figure = Figure(figsize=(3.5 * len(risks) + 0.4, 4.0), layout="constrained")
         panels = figure.subplots(1, len(risks), sharey=True, squeeze=False)[0]
@@ -70,6 +75,8 @@ def pareto_fronts(frame: pl.DataFrame, risks: Sequence[str], gain: str = "speed_
             across, up = (
                 np.abs(np.stack([values[best] - low[best], high[best] - values[best]])) for values, low, high in box
             )
+            if risk != "accuracy":
+                across[:, strict[best]] = 0.0  # by definition: strict does not differ from itself and spends nothing
             axes.errorbar(
                 x[best], y[best], xerr=across, yerr=up, fmt="none", ecolor=GREY, elinewidth=0.8, capsize=2,
                 label="95 % interval over requests",
@@ -81,6 +88,8 @@ def pareto_fronts(frame: pl.DataFrame, risks: Sequence[str], gain: str = "speed_
             )  # fmt: skip
             axes.set_xlabel(AXES[risk])
             axes.margins(0.12)
+            if risk != "accuracy":  # risks begin at none, so that a large one never stands at the left edge
+                axes.set_xlim(0.0 - 0.04 * np.nanmax(x, initial=0.0), None)
             if risk == "accuracy":
                 axes.invert_xaxis()
                 axes.set_xlabel(AXES[risk] + ", falling")
@@ -89,8 +98,8 @@ def pareto_fronts(frame: pl.DataFrame, risks: Sequence[str], gain: str = "speed_
                 ends.append((int(best[0]), (4, -14), "left"))
             for row, offset, side in ends:
                 axes.annotate(
-                    _name(frame, row), (x[row], y[row]), xytext=offset, textcoords="offset points", fontsize=7.5,
-                    ha=side, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
+                    label(frame.row(row, named=True)), (x[row], y[row]), xytext=offset, textcoords="offset points",
+                    fontsize=7.5, ha=side, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
                 )  # fmt: skip
             axes.grid(axis="x")
         panels[0].set_ylabel(AXES[gain])
@@ -98,11 +107,6 @@ def pareto_fronts(frame: pl.DataFrame, risks: Sequence[str], gain: str = "speed_
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower left", ncols=3)
     return figure
-
-
-def _name(frame: pl.DataFrame, row: int) -> str:
-    B, g, M = (frame[name][row] for name in ("B", "g", "M"))
-    return "strict" if B == 0 or M == 0 else f"B={B:g} g={g:g} M={M:g}"
 
 
 def ledger_over_time(
@@ -247,9 +251,9 @@ def acceptance(
                 yerr=_reach(share), error_kw={"elinewidth": 0.8, "ecolor": "#999999", "capsize": 1.5},
             )  # fmt: skip
             position = np.arange(1, len(reached.value) + 1) + 0.06 * (nth - (len(named) - 1) / 2)
-            for axes, one in ((middle, reached), (right, given)):
+            for axes, curve in ((middle, reached), (right, given)):
                 axes.errorbar(
-                    position, 100 * one.value, yerr=_reach(one), color=LINES[nth], linestyle=DASHES[nth],
+                    position, 100 * curve.value, yerr=_reach(curve), color=LINES[nth], linestyle=DASHES[nth],
                     marker=MARKERS[nth], markersize=4, capsize=1.5, elinewidth=0.8,
                 )  # fmt: skip
         left.set_xticks(range(len(share.value)))
@@ -269,10 +273,10 @@ def acceptance(
     return figure
 
 
-def _reach(one: Intervals) -> npt.NDArray[np.float64]:
-    return 100 * np.nan_to_num(np.abs(np.stack([one.value - one.low, one.high - one.value])))
+def _reach(share: Intervals) -> npt.NDArray[np.float64]:
+    return 100 * np.nan_to_num(np.abs(np.stack([share.value - share.low, share.high - share.value])))
 
 
-def record_of(one: Intervals) -> dict[str, Any]:
+def record_of(figure: Intervals) -> dict[str, Any]:
     """Return the numbers of an interval, for a figure's JSON."""
-    return {"value": one.value, "low": one.low, "high": one.high}
+    return {"value": figure.value, "low": figure.low, "high": figure.high}

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ..rules import get_rule
-from .draw import GREY, LINES, styled
+from .style import ASD, GREY, LINES, styled
 
 
 def compared_rules(rows: Sequence[Mapping[str, Any]], title: str, off_trace: str = "pooled") -> Figure:
@@ -30,20 +30,21 @@ def compared_rules(rows: Sequence[Mapping[str, Any]], title: str, off_trace: str
         figure = Figure(figsize=(6.8, 1.3 + 0.34 * max(1, len(shown))), layout="constrained")
         axes = figure.subplots()
         kinds: dict[bool, Any] = {}
-        for at, row in enumerate(shown):
+        for line, row in enumerate(shown):
             exact = row["exact_share"] == 1.0
-            color = LINES[2] if row["rule"] == "asd" else LINES[1]
+            color = ASD if row["rule"] == "asd" else LINES[1]
             if row["gain_low"] is not None:
-                axes.plot([row["gain_low"], row["gain_high"]], [at, at], color=color, linewidth=1.4)
+                axes.plot([row["gain_low"], row["gain_high"]], [line, line], color=color, linewidth=1.4)
             (mark,) = axes.plot(
-                [row["acceptance_length_gain"]], [at], marker="o", linestyle="none", color=color,
+                [row["acceptance_length_gain"]], [line], marker="o", linestyle="none", color=color,
                 markerfacecolor=color if exact else "white", markersize=6,
             )  # fmt: skip
             kinds.setdefault(exact, mark)
         axes.axvline(0.0, color=GREY, linewidth=1.0)
         axes.set_yticks(range(len(shown)), [name_of(row) for row in shown])
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_xlabel("acceptance length over strict matching (95 % over requests)")
+        bars = any(row["gain_low"] is not None for row in shown)
+        axes.set_xlabel("acceptance length over strict matching" + (" (95 % over requests)" if bars else ""))
         axes.set_title(title, loc="left")
         axes.grid(visible=True, axis="x", color="#dddddd")
         axes.grid(visible=False, axis="y")
@@ -57,7 +58,9 @@ def compared_rules(rows: Sequence[Mapping[str, Any]], title: str, off_trace: str
 def name_of(row: Mapping[str, Any]) -> str:
     """Return a rule with the parameters that matter, in short; a value that stands for a formula as that formula."""
     hidden = {"begin", "end", "seed"}
-    known = {} if row["rule"] == "asd" else {one.name: one for one in get_rule(row["rule"]).parameters}
+    known = (
+        {} if row["rule"] == "asd" else {parameter.name: parameter for parameter in get_rule(row["rule"]).parameters}
+    )
     parts = [
         f"{name}={known[name].shown(value) if name in known else f'{value:.3g}'}"
         for name, value in row["parameters"].items()

@@ -59,6 +59,8 @@ def asd_setting(fields: Fields) -> Grid:
     B, g, M = (fields.number(name, infinite=True) for name in ("B", "g", "M"))
     usual = {"regret": "logit", "value": "", "ledger": "request"}
     reading: dict[str, Any] = {name: fields.text(name, default) for name, default in usual.items()}
+    if "K" in fields.values:
+        reading["K"] = fields.whole("K")
     try:
         return Grid.product(B, g, M, semantics, **reading)
     except UsageError as error:
@@ -70,13 +72,10 @@ def _rule_setting(rule: str, fields: Fields) -> Grid:
         raise UsageError(str(unknown_name("rule", rule, ["asd", *NAMES])), where=fields.where)
     given = Fields(fields.get("parameters"), f"{fields.where}, parameters")
     try:
-        values = {
-            name: float(value) if value in ("inf", "-inf") else value for name, value in given.values.items()
-        }  # fmt: skip
-        for name, value in values.items():
+        for name, value in given.values.items():  # an infinity is the text "inf", which rule_grids reads
             if isinstance(value, bool) or not isinstance(value, (int, float, str)):
                 given.refuse(name, "a number or a name")
-        grids = rule_grids(rule, values)
+        grids = rule_grids(rule, given.values)
     except UsageError as error:
         raise UsageError(error.what, where=str(given.where), fix=error.fix) from None
     if len(grids) != 1 or len(grids[0]) != 1:

@@ -27,6 +27,9 @@ KEPT_LEDGERS = ("request", "block")
 MAX_AXIS = 1_000_000
 """Longest list that one range may unfold to."""
 
+DEFAULT_AXES: dict[str, Any] = {"B": "0,1,2,4,8,16", "g": ".1,.25,.5,1", "M": "1,2,inf"}
+"""What is replayed or plotted where no setting is named and none is covered."""
+
 
 def check_value(name: str, value: float) -> None:
     """Refuse a B, g or M that is negative, NaN or (M) not whole."""
@@ -404,3 +407,46 @@ def rule_grids(name: str, given: Mapping[str, Value | Sequence[Value]] | None = 
         layout = Layout(name, width=width, params=tuple(fixed.items()))
         grids.append(Grid(unlimited, limits, unlimited, layout=layout, params=params))
     return grids
+
+
+def parse_setting(text: str, like: Grid | None = None) -> Grid:
+    """Read one setting as people write it: ``strict``, ``B=8 g=.25 M=2``, or a rule, ``mars theta=.9``.
+
+    Parameters
+    ----------
+    text : str
+    like : Grid, optional
+        Whose semantics and layout ``strict`` and ASD settings take; by default those of the paper.
+
+    Raises
+    ------
+    UsageError
+        If it names no setting, or several.
+    """
+    words = text.replace(",", " ").split()
+    pairs = [word.partition("=") for word in words]
+    name = "asd" if pairs and pairs[0][1] else words[0].lower() if words else ""
+    given = {key: value for key, equals, value in pairs if equals}
+    fix = "write for example strict, 'B=8 g=.25 M=2' or 'mars theta=.9'"
+    if not words or len(given) != len(words) - (name != "asd" or not pairs[0][1]):
+        raise UsageError(f"{text!r} is not a setting", fix=fix)
+    if name == "strict" and not given:
+        base = like if like is not None else Grid.of([STRICT])
+        zero = np.zeros(1)
+        return replace(base, budget=zero, gate=zero, cap=zero, axes={}, params=[])
+    if name != "asd":
+        grids = rule_grids(name, given)
+        if len(grids) != 1 or len(grids[0]) != 1:
+            raise UsageError(f"{text!r} names several settings", fix="give each parameter one value")
+        return grids[0]
+    missing = {"B", "g", "M"} - set(given)
+    unknown = set(given) - {"B", "g", "M"}
+    if missing or unknown:
+        what = f"{sorted(unknown)[0]!r} is unknown" if unknown else f"{sorted(missing)[0]} is missing"
+        raise UsageError(f"setting {text!r}: {what}", fix=fix)
+    grid = Grid.product(given["B"], given["g"], given["M"])
+    if len(grid) != 1:
+        raise UsageError(f"{text!r} names several settings", fix="give B, g and M one value each")
+    if like is not None and like.layout.rule == "asd":
+        return replace(grid, semantics=like.semantics, layout=like.layout)
+    return grid

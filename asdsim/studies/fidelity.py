@@ -142,8 +142,7 @@ def _ends(
     known = spread[np.isfinite(spread).all(axis=1)]
     if requests < stats.FEWEST or not len(known):
         return (None, None), (None, None)
-    tails = [(1 - stats.LEVEL) / 2, (1 + stats.LEVEL) / 2]
-    mean, worst = (np.quantile(values, tails).tolist() for values in (known.mean(axis=1), known.max(axis=1)))
+    mean, worst = (np.quantile(values, [0.025, 0.975]).tolist() for values in (known.mean(axis=1), known.max(axis=1)))
     return (mean[0], mean[1]), (worst[0], worst[1])
 
 

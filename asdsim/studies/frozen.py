@@ -1,4 +1,7 @@
-"""``policy.json``: a frozen setting, what it belongs to, and how it was chosen and judged."""
+"""Write ``policy.json``: a frozen setting, what it belongs to, and how it was chosen and judged.
+
+:mod:`asdsim.rules.frozen` reads it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import UsageError, unknown_name
-from ..files import Fields, dump_json, plain, read_json, write_atomically
-from ..rules import NAMES
-from ..rules.settings import SEMANTICS, Grid, rule_grids
+from ..errors import UsageError
+from ..files import dump_json, plain, write_atomically
+from ..rules.frozen import KIND, POLICY_VERSION, read_policy
+from ..rules.settings import SEMANTICS, Grid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,10 +21,6 @@ if TYPE_CHECKING:
     from ..evaluate.quality import Quality
     from ..trace.reader import Trace
     from .calibrate import Calibration
-
-POLICY_VERSION = 1
-KIND = "asdsim policy"
-FIX = "give a file that asdsim calibrate wrote"
 
 
 def identity(trace: Trace) -> dict[str, Any]:
@@ -168,67 +167,3 @@ def write_policy(record: dict[str, Any], path: Path) -> None:
         write_atomically(path, dump_json(record, indent=1) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write: {error.strerror or error}", where=str(path)) from None
-
-
-def read_policy(path: Path) -> tuple[Grid, dict[str, Any]]:
-    """Read ``policy.json``.
-
-    Returns
-    -------
-    Grid
-        The one setting.
-    dict
-        Everything that the file says.
-
-    Raises
-    ------
-    UsageError
-        If it is no such file, or names a setting that does not exist.
-    """
-    record = read_json(path)
-    if not isinstance(record, dict) or record.get("kind") != KIND:
-        raise UsageError("not a policy file", where=str(path), fix=FIX)
-    if record.get("schema_version") != POLICY_VERSION:
-        raise UsageError(
-            f"schema version {record.get('schema_version')!r} is not {POLICY_VERSION}", where=str(path), fix=FIX
-        )
-    fields = Fields(record, path)
-    for role in ("target", "drafter"):
-        fields.inner(role)
-    fields.whole("num_draft_tokens")
-    rule = fields.text("rule", "asd")
-    return (_asd_setting(fields) if rule == "asd" else _rule_setting(rule, fields)), record
-
-
-def _asd_setting(fields: Fields) -> Grid:
-    semantics = fields.text("semantics")
-    if semantics not in SEMANTICS:
-        raise UsageError(str(unknown_name("semantics", semantics, list(SEMANTICS))), where=fields.where)
-    B, g, M = (fields.number(name, infinite=True) for name in ("B", "g", "M"))
-    usual = {"regret": "logit", "value": "", "ledger": "request"}
-    reading: dict[str, Any] = {name: fields.text(name, default) for name, default in usual.items()}
-    if "K" in fields.values:
-        reading["K"] = fields.whole("K")
-    try:
-        return Grid.product(B, g, M, semantics, **reading)
-    except UsageError as error:
-        raise UsageError(error.what, where=fields.where, fix=error.fix) from None
-
-
-def _rule_setting(rule: str, fields: Fields) -> Grid:
-    if rule not in NAMES:
-        raise UsageError(str(unknown_name("rule", rule, ["asd", *NAMES])), where=fields.where)
-    given = Fields(fields.get("parameters"), f"{fields.where}, parameters")
-    try:
-        values = {
-            name: float(value) if value in ("inf", "-inf") else value for name, value in given.values.items()
-        }  # fmt: skip
-        for name, value in values.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-                given.refuse(name, "a number or a name")
-        grids = rule_grids(rule, values)
-    except UsageError as error:
-        raise UsageError(error.what, where=str(given.where), fix=error.fix) from None
-    if len(grids) != 1 or len(grids[0]) != 1:
-        raise UsageError("the parameters name several settings", where=fields.where, fix=FIX)
-    return grids[0]

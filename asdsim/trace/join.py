@@ -9,12 +9,14 @@ import os
 import re
 import secrets
 import shutil
+from functools import reduce
 from pathlib import Path
 
 from ..errors import TraceError, UsageError
 from ..files import Fields, sync_directory
 from . import manifest as manifests
 from .reader import Trace, read_trace
+from .vocabulary import Vocabulary, store_vocabulary
 from .writer import TEMPORARY, TraceWriter, lock_directory, unlock
 
 NOTE = "shard"
@@ -135,6 +137,7 @@ def _write(target: Path, shards: list[Trace], total: int) -> None:
     grids = [grid for grid in first.grids if all(grid in shard.manifest.grids for shard in shards)]
     notes = {key: value for key, value in first.notes.items() if key != NOTE}
     manifest = first.replace(grids=[], notes={**notes, "shards": len(shards), manifests.PLANNED: total})
+    vocabularies = [shard.vocabulary for shard in shards if shard.vocabulary is not None]
     records = [shard.request_records() for shard in shards]
     staging = target.with_name(f".tmp-{target.name}-{secrets.token_hex(8)}")
     try:
@@ -144,6 +147,8 @@ def _write(target: Path, shards: list[Trace], total: int) -> None:
                 record = records[number][index // len(shards)]
                 writer.add_request(record, shards[number].steps_of(record.request_id))
             writer.update_manifest(grids=grids)
+            if vocabularies:
+                store_vocabulary(writer, reduce(Vocabulary.join, vocabularies))
         os.rename(staging, target)  # whole, or not at all
         sync_directory(target.parent)
     except OSError as error:

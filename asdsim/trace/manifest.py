@@ -162,6 +162,8 @@ FIELD_TYPES: dict[str, type] = {
 }
 PLANNED = "requests"
 """Entry of the notes: requests that a finished capture holds."""
+VOCABULARY = "vocabulary"
+"""Entry of the notes: the file with the text of tokens, see :mod:`asdsim.trace.vocabulary`."""
 NOT_IDENTITY = frozenset({"software", "grids", "notes", "shards"})
 
 

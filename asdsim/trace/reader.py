@@ -62,7 +62,10 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
         try:
             rows = sum(shard.rows for shard in manifest.shards_of("positions"))
             requests, steps = list(parts("requests")), list(parts("steps"))
-            return build_trace(folder, manifest, requests, steps, parts("positions"), rows=rows, narrow=narrow)
+            trace = build_trace(folder, manifest, requests, steps, parts("positions"), rows=rows, narrow=narrow)
+            if verify and manifests.VOCABULARY in manifest.notes and not trace.vocabulary:
+                raise TraceError("the vocabulary is empty", where=str(folder), fix=RESTORE)
+            return trace
         except TraceError:
             # A writer may have merged shards since the manifest was read: then read anew.
             if not _changed(folder, raw):

@@ -15,6 +15,7 @@ from ..records import RequestRecord, StepRecord
 from .manifest import Manifest
 from .schema import BY_NAME, DIVERGENCES, TABLES
 from .tables import Array, to_numpy
+from .vocabulary import Vocabulary, read_vocabulary
 
 BLOCK_DRAFTERS = ("dspark",)
 """Kinds of drafters that draft all positions of a block at once, so that a shorter block is another draft."""
@@ -76,6 +77,18 @@ class Trace:
             values.flags.writeable = False
             self._columns[key] = values
         return self._columns[key]
+
+    @property
+    def subject(self) -> str:
+        """What figures of this trace stand for, in one line: target, drafter, K and requests."""
+        target, drafter = (str(model.get("name", "?")) for model in (self.manifest.target, self.manifest.drafter))
+        number = self.requests.num_rows
+        return f"{target}, drafter {drafter}, K = {self.manifest.K}, {number} request{'' if number == 1 else 's'}"
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """Text of the token ids that occur; None where the trace has none."""
+        return read_vocabulary(self.path, self.manifest)
 
     @cached_property
     def _request_rows(self) -> dict[str, int]:

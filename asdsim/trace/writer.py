@@ -107,7 +107,8 @@ class TraceWriter:
             folder.mkdir(parents=True, exist_ok=True)
         lock = lock_directory(folder)
         try:
-            writer = cls(folder, manifest.replace(shards=[]), [], lock)
+            notes = {key: value for key, value in manifest.notes.items() if key != manifests.VOCABULARY}
+            writer = cls(folder, manifest.replace(shards=[], notes=notes), [], lock)
             writer._remove_leftovers()
             writer._store_manifest(writer.manifest)
         except BaseException:

@@ -125,6 +125,11 @@ def test_commas_in_paths(tmp_path: Path) -> None:
         check_tasks(f"{names[2]},gsm9k")
 
 
+def test_two_prompts_of_one_id_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="two prompts are called 'a'"):
+        prompts_of(tmp_path / "p.jsonl", {"prompt": "x", "id": "a"}, {"prompt": "y"}, {"prompt": "z", "id": "a"})
+
+
 def test_many_ids_are_checked_in_linear_time(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' * 100_000)
     start = time.process_time()
@@ -176,10 +181,14 @@ def test_a_prompt_gets_one_bos_and_one_template() -> None:
     assert text("<s>[user] Hello [assistant]") == "<s> [user] Hello [assistant]"
     assert text("<s>Hello") == "<s> Hello"
     assert text(" [user] Hello [assistant]") == "<s> [user] Hello [assistant]"
+    assert (
+        text("[user] S\n\nU", Message("system", "[user] S"), Message("user", "U"))
+        == "<s> [system] [user] S [user] U [assistant]"
+    )
     assert sum(encoder.noticed.values()) == 5  # three taken as they are, two of them with a BOS of their own
     assert words.words(encode(words, "<s> Hello", False)) == "<s> Hello"
     assert words.words(encode(words, "Hello <s>", True)) == "<s> [user] Hello <s> [assistant]"
-    doubled = Words("{{ bos_token }}{{ bos_token }}{{ messages[0].content }}")
+    doubled = Words("{{ bos_token }}{{ bos_token }}{{ bos_token }}{{ messages[0].content }}")
     assert doubled.words(encode(doubled, "Hello", True)) == "<s> Hello"
 
 

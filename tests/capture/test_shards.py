@@ -11,6 +11,7 @@ import pytest
 from asdsim.cli import main
 from asdsim.trace import read_trace
 from asdsim.trace.join import parse_shard
+from asdsim.trace.vocabulary import stored_ids
 from asdsim.trace.writer import TraceWriter
 from tests.support.tracefiles import difference
 
@@ -46,6 +47,9 @@ def test_shards_join_to_the_undivided_trace(number: int, saved: Path, tmp_path: 
     row = json.loads(out)["rows"][0]
     one, many = read_trace(tmp_path / "one"), read_trace(tmp_path / "many")
     assert status == 0 and row == {"requests": 7, "steps": one.steps.num_rows, "grids": 1}
+    for trace in (one, many):  # the text of every token, those of cover too
+        assert trace.vocabulary is not None
+        assert trace.vocabulary.ids.tolist() == stored_ids(trace.path, trace.manifest).tolist()
     assert many.request_ids() == one.request_ids() and many.manifest.grids == one.manifest.grids
     replays = [run(capsys, "replay", tmp_path / name, *GRID, "--json")[1] for name in ("one", "many")]
     frames = [json.loads(text)["rows"] for text in replays]

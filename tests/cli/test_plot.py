@@ -131,7 +131,7 @@ def test_a_trace_is_replayed_and_gives_regret_too(trace: Path, tmp_path: Path, c
 @pytest.mark.parametrize("off_trace", ["aligned", "recorded"])
 @pytest.mark.parametrize("cap", [1.0, 3.0, float("inf")])
 def test_accepted_mismatches_are_those_of_the_replay(trace: Path, off_trace: str, cap: float) -> None:
-    from asdsim.plots.draw import accepted_mismatches
+    from asdsim.plots.regret import accepted_mismatches
 
     result = asdsim.replay(trace, B=[0.0, 1.0, 6.0], g=[0.2, 0.6], M=cap, off_trace=off_trace)
     counts = [len(accepted_mismatches(result.graph, result.grid.policy(n), off_trace)) for n in range(len(result))]

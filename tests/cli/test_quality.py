@@ -258,6 +258,16 @@ def test_figures_that_are_not_exact_are_marked(capsys, tmp_path) -> None:
     assert run(capsys, *loose, "--bound", "--max-divergence", 1)[0] == 2  # an estimate bounds nothing
 
 
+def test_a_bound_chooses_more_carefully(capsys, tmp_path) -> None:
+    words = ["calibrate", CAL, *AXES, "--resamples", 50, "--max-regret-per-token", 0.065, "--json"]
+    for flags, value_or_end in (([], "value"), (["--bound"], "high")):
+        answer = json.loads(run(capsys, *words, *flags, "-o", tmp_path / f"{value_or_end}.json")[1])
+        assert answer["calibration"]["regret_per_token"][value_or_end] <= 0.065
+        assert answer["limits"]["bound"] is bool(flags)
+        if not flags:
+            assert answer["calibration"]["regret_per_token"]["high"] > 0.065
+
+
 def test_speed_ups_say_what_they_are_over(capsys, tmp_path) -> None:
     file = tmp_path / "p.json"
     _, out, err = run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50)

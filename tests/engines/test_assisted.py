@@ -116,6 +116,18 @@ def test_tokens_steps_and_ledger_equal_live_decoding(
     assert (relaxed > 0) == (B > 0)
 
 
+def test_early_exit_drafts_too(llama: Any) -> None:
+    relaxed = 0
+    for prompt in prompts(4):
+        strict = run(llama, prompt, Assisted(STRICT), assistant_early_exit=2)
+        assert strict == generate(llama, prompt, LIMIT)
+        asd = Assisted(Policy(8, 2.0, 2))
+        tokens = run(llama, prompt, asd, assistant_early_exit=2)
+        assert asd.report is not None and asd.report.spent <= 8.0 and asd.report.tokens == len(tokens)
+        relaxed += asd.report.relaxed
+    assert relaxed > 0
+
+
 def test_the_folder_serves_as_custom_generate(llama: Any, tmp_path: Path) -> None:
     import asdsim.engines.transformers.assisted as home
 

@@ -15,6 +15,34 @@ import time
 from typing import Any
 
 
+def watch() -> dict[str, float]:
+    """Time what asdsim does in this process's engine; return where the seconds are added up."""
+    from asdsim.engines.vllm import ADAPTERS
+
+    spent: dict[str, float] = {}
+
+    def timed(owner: Any, name: str, part: str) -> None:
+        plain = getattr(owner, name)
+        spent[part] = 0.0
+
+        def call(*positional: Any, **named: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return plain(*positional, **named)
+            finally:
+                spent[part] += time.perf_counter() - begin
+
+        setattr(owner, name, call)
+
+    for adapter in ADAPTERS:
+        for name in ("verify", "commit"):
+            timed(adapter.ledger, name, f"ledger.{name}")
+        if adapter.recorder is not None:
+            for name in ("see", "commit"):
+                timed(adapter.recorder, name, f"recorder.{name}")
+    return spent
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Start the engine, decode the rounds, and return tokens and reports."""
     from vllm import LLM, SamplingParams
@@ -22,8 +50,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
     engine = LLM(**{"disable_log_stats": False, **job["engine"]})
     started = time.perf_counter() - begin
+    spent = watch()
     rounds = []
     for requests in job["rounds"]:
+        spent.update(dict.fromkeys(spent, 0.0))
         begin = time.perf_counter()
         parameters = [
             SamplingParams(
@@ -40,6 +70,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             continue
         rounds.append({
             "seconds": time.perf_counter() - begin,
+            "in_asdsim": dict(spent),
             "requests": [
                 {
                     "tokens": list(output.outputs[0].token_ids),
@@ -65,4 +96,3 @@ if __name__ == "__main__":
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(result), file=answer, flush=True)
-    os._exit(0)

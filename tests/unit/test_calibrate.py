@@ -16,11 +16,12 @@ from asdsim.evaluate.quality import Evaluator, Quality
 from asdsim.oracle import walk as oracle
 from asdsim.result import reference_blocks
 from asdsim.rules import NAMES, get_rule
+from asdsim.rules.frozen import read_policy
 from asdsim.rules.settings import Grid, rule_grids
 from asdsim.stats import Intervals
-from asdsim.studies.audit import audit
-from asdsim.studies.calibrate import Limits, Quantile, calibrate, fastest, rejection_ratios
-from asdsim.studies.frozen import policy_record, read_policy, write_policy
+from asdsim.studies.audit import Audit, audit
+from asdsim.studies.calibrate import Limits, Quantile, calibrate, check_disjoint, fastest, rejection_ratios
+from asdsim.studies.frozen import check_same_models, identity, policy_record, write_policy
 from asdsim.trace.graph import build_graph
 from asdsim.trace.reader import read_trace
 from tests.cli.test_rules import write as write_rules_trace
@@ -164,6 +165,42 @@ def test_an_infinite_cap_survives_the_file(trace, tmp_path) -> None:
 def test_a_holdout_that_shares_prompts_is_refused(trace) -> None:
     with pytest.raises(UsageError, match="24 of its 24 prompts are in the calibration set"):
         calibrate(Evaluator(trace), GRID, holdout=Evaluator(trace))
+
+
+def test_prompts_are_shared_by_tokens_or_by_text(trace) -> None:
+    records = trace.request_records()
+
+    class Other:
+        path = "other"
+
+        def __init__(self, **change) -> None:
+            self.records = [replace(records[0], request_id="new", **change)]
+
+        def request_records(self):
+            return self.records
+
+        def request_ids(self):
+            return ["new"]
+
+    words = records[0].prompt_text.split()
+    for change in ({"prompt_text": "else"}, {"prompt_ids": (1, 2), "prompt_text": "  ".join(words)}):
+        with pytest.raises(UsageError, match="1 of its 1 prompts are in the calibration set"):
+            check_disjoint(trace, Other(**change))
+    check_disjoint(trace, Other(prompt_ids=(1, 2), prompt_text="else"))
+
+
+def test_another_block_length_is_refused(trace) -> None:
+    here = identity(trace)
+    with pytest.raises(UsageError, match="K is 4, not 7"):
+        check_same_models(here, {**here, "num_draft_tokens": 4}, "there")
+    check_same_models(here, here, "there")
+
+
+def test_the_front_falls_in_accuracy_and_rises_in_speed() -> None:
+    grid = Grid.product([1, 2, 3, 4], 1, 1)
+    speeds, right = [1.0, 1.2, 1.5, 1.4], [0.9, 0.8, 0.5, 0.4]
+    quality = table(grid, mean_acceptance_length=[(v, v, v) for v in speeds], accuracy=[(v, v, v) for v in right])
+    assert Audit(quality, {}, 0, 0).front()["B"].to_list() == [1.0, 2.0, 3.0]  # the last is slower and less often right
 
 
 def test_other_models_are_refused(trace) -> None:
@@ -310,6 +347,31 @@ def test_a_seed_parts_requests_anew_and_repeats() -> None:
         budgets.append([Quantile(cap=2).setting(graph, np.flatnonzero(part_of != n).tolist()).budget[0]
                         for n in range(4)])  # fmt: skip
     assert budgets[0] != budgets[1]
+
+
+def test_a_part_is_judged_under_what_the_others_choose(trace) -> None:
+    """Against the oracle's walks of every setting; the choices differ from part to part, and from seed to seed."""
+    requests = list(zip(trace.request_records(), reference_blocks(trace), strict=True))
+    walks = np.array([
+        [(len(walk.tokens), len(walk.accepted), walk.spent) for walk in (
+            oracle.walk(blocks, B=policy.budget, g=policy.gate, M=policy.cap, max_new_tokens=record.max_new_tokens,
+                        eos=record.eos_ids) for record, blocks in requests)]
+        for policy in map(GRID.policy, range(len(GRID)))
+    ])  # fmt: skip
+    for seed, rows in ((0, [7, 9, 8, 8]), (1, [8, 9, 8, 7])):
+        part_of = np.random.default_rng(seed).permutation(24) % 4
+        tokens, steps = 0.0, 0.0
+        for part in range(4):
+            sums = walks[:, part_of != part].sum(axis=1)
+            within = sums[:, 2] / sums[:, 0] <= 0.03
+            assert np.argmax(np.where(within, sums[:, 0] / sums[:, 1], 0.0)) == rows[part]
+            held = walks[rows[part], part_of == part].sum(axis=0)
+            tokens, steps = tokens + held[0], steps + held[1]
+        made = calibrate(Evaluator(trace, seed=seed, resamples=50), GRID, split=4, limits=Limits(regret_per_token=0.03))
+        assert [(fold["B"], fold["g"], fold["M"]) for fold in made.folds] == [
+            (GRID.budget[row], GRID.gate[row], GRID.cap[row]) for row in rows
+        ]
+        assert made.holdout.figures["mean_acceptance_length"].value[0] == tokens / steps
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -138,6 +138,15 @@ def test_the_right_neighbour_of_the_best_rung_is_tried() -> None:
     assert none is not None and none.grid.budget[0] == none.spent[0, 0] == 0.0
 
 
+def test_the_left_neighbour_of_the_best_rung_is_tried() -> None:
+    """More budget is not always more speed: B = .25 pays for two regrets, .2255 to .24 for all but the first."""
+    meter = Meter(request_with_regrets(0.24, 0.006, 0.1, 0.1, 0.01, 0.005, 0.0045), "recorded")
+    rungs = meter.measure(knob_grid("asd", [0.0, 0.25, 0.5]))
+    assert rungs.steps[:, 0].tolist() == [12, 11, 9] and rungs.spent[2, 0] > 0.3
+    setting = pick_setting(meter, "asd", "regret_max", 0.3, 0.1)
+    assert setting is not None and 0.2255 <= setting.grid.budget[0] < 0.24 and setting.steps[0, 0] == 9
+
+
 def test_under_stop_only_settings_exact_for_all_requests_are_matched(stored: Any) -> None:
     found = compare(stored, ["asd", "mars", "truncate", "medusa"], level=2.0, cost=stated_cost(0.1), off_trace="stop",
                     resamples=100)  # fmt: skip

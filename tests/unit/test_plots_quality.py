@@ -70,3 +70,18 @@ def test_acceptance_names_lengths_with_their_intervals() -> None:
     figure = plots_quality.acceptance({"strict": (share, one, one)}, {"strict": (1.75, 1.5, 2.0)})
     assert figure.legends[0].get_texts()[0].get_text() == "strict: 1.75 tokens per step (1.50 to 2.00)"
     assert [bar.get_height() for bar in figure.axes[0].patches] == [25.0, 75.0]
+
+
+def test_accuracy_is_left_out_where_strict_has_nothing_right() -> None:
+    trace = asdsim.load(TRACE)
+    none_right = Evaluator(trace, scorer=lambda r, tokens: False).evaluate(Grid.product("0,8", 0.25, 2)).frame()
+    figure = plots_quality.pareto_fronts(none_right, ["regret_per_token", "accuracy"], gain="mean_acceptance_length")
+    assert len(figure.axes) == 1
+
+
+def test_strict_has_no_interval_for_differing_from_itself(frame) -> None:
+    figure = plots_quality.pareto_fronts(frame, ["outputs_differ_share"], gain="mean_acceptance_length")
+    (axes,) = figure.axes
+    across = axes.collections[1].get_segments()  # horizontal bars of the front, strict first
+    assert across[0][0].tolist() == across[0][1].tolist()
+    assert axes.get_xlim()[0] <= 0

@@ -73,7 +73,7 @@ def check_engine(vllm_config: Any, config: EngineConfig) -> None:
     if method != "standard":
         raise EngineError(f"rejection_sample_method {method} decides by itself", where=where, fix="leave it out")
     tree = getattr(speculative, "speculative_token_tree", None)
-    if tree and any(len(node) > 1 and any(node) for node in _nodes(tree)):
+    if tree and any(any(node) for node in _nodes(tree)):  # a second child somewhere
         raise EngineError("drafts are a tree", where=where, fix="draft a chain: leave speculative_token_tree out")
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise EngineError("pipeline parallelism was not tested with ASD", where=where, fix="use tensor parallelism")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ...errors import EngineError
@@ -42,7 +43,7 @@ def open_for(vllm_config: Any, config: EngineConfig, open_recorder: Any, device:
         "part": f"engine-{parallel.data_parallel_rank}" if parallel.data_parallel_size > 1 else "",
     }  # fmt: skip
     sink = open_recorder(config, about)
-    return Recorder(sink, top_k, int(config.trace_options.get("queue", 1024)))
+    return Recorder(sink, top_k, int(config.trace_options.get("queue", 1024)), logging.getLogger("vllm.asdsim"))
 
 
 def refusal(params: Any) -> str:

@@ -68,6 +68,16 @@ def parse_chosen(items: tuple[str, ...]) -> dict[str, str]:
     return chosen
 
 
+def given_answer(name: str | None, text: str) -> str | None:
+    """Return the answer that a text gives, as its scorer reads it; None where it gives none, or is a program."""
+    from . import gsm8k
+
+    if name == "gsm8k":
+        number = gsm8k.answer(text)
+        return None if number is None else f"{number.normalize():f}"
+    return " ".join(text.split()) if name == "exact" else None
+
+
 @dataclass(frozen=True)
 class TaskScorer:
     """Scores an output (int32 tokens) of a request (by row); None where it has no score. See :func:`make_scorer`."""

@@ -1,0 +1,207 @@
+"""Text of the token ids that a trace holds, so that it can be read without a tokenizer.
+
+An optional side table of a trace, ``vocabulary-<start of its SHA-256>.parquet``: for each id that occurs, the bytes
+that the token stands for (a token can hold part of a character), and whether it is a special token. The manifest names
+the file, its size and its checksum under ``notes.vocabulary``; traces without one read as before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import TraceError
+from ..files import write_atomically
+from .manifest import VOCABULARY, Manifest
+from .tables import to_numpy
+
+if TYPE_CHECKING:
+    from .writer import TraceWriter
+
+NAME = re.compile(r"vocabulary-[0-9a-f]{12}\.parquet")
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int32(), nullable=False),
+        pa.field("piece", pa.binary(), nullable=False),
+        pa.field("special", pa.bool_(), nullable=False),
+    ]
+)
+LEADING = b"asdsim.leading_space"
+"""Key of the file's metadata: whether the first token of a text loses its leading space."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Text of some token ids.
+
+    Attributes
+    ----------
+    ids : int32 (n,)
+        Rising.
+    pieces : list (n,) of bytes
+        What each token adds to a text, in UTF-8; not always whole characters.
+    special : bool (n,)
+        Tokens such as EOS that are no part of the text.
+    drop_leading : bool
+        Whether a text loses a space that it begins with, as words of SentencePiece do.
+    """
+
+    ids: npt.NDArray[np.int32]
+    pieces: list[bytes]
+    special: npt.NDArray[np.bool_]
+    drop_leading: bool = False
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({len(self)} tokens)"
+
+    @cached_property
+    def _rows(self) -> dict[int, int]:
+        return {int(token): row for row, token in enumerate(self.ids)}
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._rows
+
+    def text(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Return the text of some tokens, special ones left out unless asked for.
+
+        Bytes that are no UTF-8 give U+FFFD, as tokenizers have it.
+
+        Raises
+        ------
+        TraceError
+            If a token is not in the vocabulary.
+        """
+        rows = [self._row(int(token)) for token in ids]
+        text = b"".join(self.pieces[row] for row in rows if special or not self.special[row]).decode("utf-8", "replace")
+        return text[1:] if self.drop_leading and text.startswith(" ") else text
+
+    def _row(self, token: int) -> int:
+        if token not in self._rows:
+            raise TraceError(
+                f"no text for token {token}: the vocabulary of the trace lacks it", fix="name a tokenizer: --tokenizer"
+            )
+        return self._rows[token]
+
+    def piece(self, token: int) -> str:
+        """Return what one token stands for: its text, or ``\\xE2\\x80`` where its bytes are no whole characters.
+
+        An id that is not in the vocabulary gives ``[id]``.
+        """
+        row = self._rows.get(int(token))
+        if row is None:
+            return f"[{int(token)}]"
+        octets = self.pieces[row]
+        try:
+            return octets.decode("utf-8")
+        except UnicodeDecodeError:
+            return "".join(f"\\x{octet:02X}" for octet in octets)
+
+    def join(self, other: Vocabulary) -> Vocabulary:
+        """Return both together; of an id in both, this one's piece."""
+        extra = [row for row, token in enumerate(other.ids) if int(token) not in self]
+        ids = np.concatenate([self.ids, other.ids[extra]]).astype(np.int32)
+        pieces = [*self.pieces, *(other.pieces[row] for row in extra)]
+        special = np.concatenate([self.special, other.special[extra]])
+        order = np.argsort(ids, kind="stable")
+        return Vocabulary(ids[order], [pieces[row] for row in order], special[order], self.drop_leading)
+
+
+def occurring_ids(columns: Sequence[npt.NDArray[np.integer]]) -> npt.NDArray[np.int32]:
+    """Return every id in some arrays once, rising; negative ones stand for none."""
+    unique = [np.unique(column) for column in columns if column.size]
+    ids = np.unique(np.concatenate(unique)) if unique else np.zeros(0, np.int32)
+    return ids[ids >= 0].astype(np.int32)
+
+
+def stored_ids(folder: Path, manifest: Manifest) -> npt.NDArray[np.int32]:
+    """Return every token id that the shards of a trace hold, a part of one shard in memory at a time."""
+    from .reader import read_shard
+
+    arrays: list[npt.NDArray[np.integer]] = []
+    for shard in manifest.shards_of("positions"):
+        for rows in read_shard(folder, shard, manifest.top_k, verify=False):
+            arrays.append(occurring_ids([to_numpy(rows.table[name]) for name in ("draft_id", "argmax_id", "top_ids")]))
+    for shard in manifest.shards_of("requests"):
+        for rows in read_shard(folder, shard, manifest.top_k, verify=False):
+            arrays.append(occurring_ids([np.concatenate([*to_numpy(rows.table["prompt_ids"]), [-1]])]))
+    return occurring_ids(arrays)
+
+
+def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
+    """Read the vocabulary that a manifest names; None where it names none.
+
+    Raises
+    ------
+    TraceError
+        If the file is missing, is not what the manifest says, or cannot be trusted.
+    """
+    entry = manifest.notes.get(VOCABULARY)
+    if entry is None:
+        return None
+    name = entry.get("file") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:  # also keeps paths such as ../x out
+        raise TraceError(f"notes.{VOCABULARY} names no vocabulary file", where=str(folder), fix="capture again")
+    file, fix = folder / name, "restore the file from a copy"
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise TraceError(f"the vocabulary cannot be read: {error.strerror}", where=str(file), fix=fix) from None
+    if len(data) != entry.get("bytes") or hashlib.sha256(data).hexdigest() != entry.get("sha256"):
+        raise TraceError("the vocabulary is not the one of the manifest", where=str(file), fix=fix)
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise TraceError(f"not a Parquet file: {str(error).splitlines()[0]}", where=str(file), fix=fix) from None
+    metadata = table.schema.metadata or {}
+    if not table.schema.remove_metadata().equals(SCHEMA):
+        raise TraceError("the vocabulary has other columns than id, piece, special", where=str(file), fix=fix)
+    ids = to_numpy(table["id"])
+    if len(ids) and (ids[0] < 0 or (np.diff(ids) <= 0).any()):
+        raise TraceError("the ids of the vocabulary do not rise", where=str(file), fix=fix)
+    pieces = table["piece"].to_pylist()
+    return Vocabulary(ids, pieces, np.array(table["special"].to_pylist(), bool), metadata.get(LEADING) == b"dropped")
+
+
+def store_vocabulary(writer: TraceWriter, vocabulary: Vocabulary) -> None:
+    """Write a vocabulary beside the shards, name it in the manifest, and remove the one before.
+
+    Raises
+    ------
+    TraceError
+        If the disk is full or cannot be written.
+    """
+    columns = [
+        pa.array(vocabulary.ids, pa.int32()), pa.array(vocabulary.pieces, pa.binary()),
+        pa.array(vocabulary.special, pa.bool_()),
+    ]  # fmt: skip
+    leading = b"dropped" if vocabulary.drop_leading else b"kept"
+    sink = pa.BufferOutputStream()
+    table = pa.table(columns, schema=SCHEMA.with_metadata({LEADING: leading}))
+    pq.write_table(table, sink, compression="zstd", compression_level=15, use_dictionary=False)
+    data = bytes(sink.getvalue())
+    checksum = hashlib.sha256(data).hexdigest()
+    name = f"vocabulary-{checksum[:12]}.parquet"
+    entry: dict[str, Any] = {"file": name, "tokens": len(vocabulary), "bytes": len(data), "sha256": checksum}
+    if writer.manifest.notes.get(VOCABULARY) == entry:
+        return
+    try:
+        write_atomically(writer.path / name, data)
+    except OSError as error:
+        raise TraceError(f"cannot be written: {error.strerror or error}", where=str(writer.path / name)) from None
+    writer.update_manifest(notes={**writer.manifest.notes, VOCABULARY: entry})
+    for file in writer.path.iterdir():
+        if NAME.fullmatch(file.name) and file.name != name:
+            file.unlink(missing_ok=True)

@@ -1,0 +1,94 @@
+"""What leads from a trace to an engine: rates for simulator modes, and a frozen policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from asdsim.cli import cli
+from asdsim.errors import UsageError
+from asdsim.formats.engines import rates_of, settings_for
+
+TRACE = Path(__file__).resolve().parents[2] / "traces" / "smollm2-layerskip-k4"
+
+
+def run(*words: object) -> str:
+    done = CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False, standalone_mode=False)
+    return done.stdout
+
+
+def test_rates_by_hand() -> None:
+    # Ten steps at K=3: 4 accept nothing, 3 one token, 1 two, 2 three.
+    rates = rates_of([{"acceptance_histogram": [3, 2, 1, 1]}, {"acceptance_histogram": [1, 1, 0, 1]}])
+    assert rates.steps == 10
+    assert rates.unconditional == [0.6, 0.3, 0.2]
+    assert rates.conditional == pytest.approx([0.6, 0.5, 2 / 3])
+    assert rates.accepted == pytest.approx(1.1)  # (3 + 2 + 6) / 10
+
+    config = settings_for("vllm-synthetic", rates)["options"]["speculative_config"]
+    assert config["synthetic_acceptance_rates"] == [0.6, 0.3, 0.2] and config["num_speculative_tokens"] == 3
+    assert settings_for("sglang-sim", rates)["environment"]["SGLANG_SIMULATE_ACC_LEN"] == "2.1"
+    assert settings_for("trtllm", rates)["environment"] == {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": "1.1"}
+    assert settings_for("aiconfigurator", rates)["options"] == {"nextn": 3, "nextn_accepted": 1.1}
+    for engine in ("vllm-synthetic", "sglang-sim", "trtllm", "aiconfigurator"):
+        assert "texts that it writes mean nothing" in settings_for(engine, rates)["notes"][0]
+    with pytest.raises(UsageError, match="did you mean 'trtllm'"):
+        settings_for("trtlm", rates)
+    with pytest.raises(UsageError, match="no step"):
+        rates_of([])
+
+
+def test_a_position_that_is_never_reached_has_rate_zero() -> None:
+    rates = rates_of([{"acceptance_histogram": [2, 0, 0]}])
+    assert rates.unconditional == [0.0, 0.0] and rates.conditional == [0.0, 0.0]
+
+
+def test_convert_prints_the_rates_of_a_trace() -> None:
+    rows = json.loads(run("convert", TRACE, "--json"))["rows"]
+    steps = sum(row["num_spec_steps"] for row in rows)
+    accepted = sum(row["num_accepted_draft_tokens"] for row in rows)
+    got = json.loads(run("convert", TRACE, "--to", "trtllm", "--json"))
+    assert got["num_spec_steps"] == steps
+    assert got["mean_acceptance_length"] == pytest.approx(1 + accepted / steps)
+    text = run("convert", TRACE, "--to", "sglang-sim")
+    assert f"SGLANG_SIMULATE_ACC_LEN={1 + accepted / steps:.6g}" in text and "mean nothing" in text
+
+
+def test_rates_of_a_setting_that_leaves_the_trace_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="left the trace .* no fair sample"):
+        run("convert", TRACE, "--B", "1", "--g", ".1", "--M", "1", "--to", "trtllm")
+
+
+def policy_file(tmp_path: Path, **changed: object) -> Path:
+    record = {
+        "schema_version": 1, "kind": "asdsim policy", "rule": "asd", "B": 8.0, "g": 0.25, "M": "inf",
+        "semantics": "paper", "regret": "logit", "value": "suffix", "ledger": "request",
+        "target": {"name": "toy", "vocab_size": 96, "architecture": "LlamaForCausalLM", "dtype": "float32"},
+        "drafter": {"name": "eagle3:heads/toy"}, "num_draft_tokens": 7, **changed,
+    }  # fmt: skip
+    (tmp_path / "policy.json").write_text(json.dumps(record))
+    return tmp_path / "policy.json"
+
+
+def test_policy_shows_how_to_serve(tmp_path: Path) -> None:
+    policy_file(tmp_path)
+    text = run("policy", tmp_path)
+    assert "B=8 g=0.25 M=inf (paper), frozen for toy (float32) with eagle3:heads/toy, K=7" in text
+    assert '"method": "eagle3", "num_speculative_tokens": 7, "model": "heads/toy"' in text
+    assert "not judged on other requests" in text
+    answer = json.loads(run("policy", tmp_path / "policy.json", "--json"))
+    assert answer["setting"] == "B=8 g=0.25 M=inf" and "vllm serve toy" in answer["serve"]["vllm serve"]
+
+
+def test_policy_is_held_against_a_model(tmp_path: Path) -> None:
+    path = policy_file(tmp_path)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"vocab_size": 96, "architectures": ["LlamaForCausalLM"]}))
+    assert "fits: vocabulary, architecture as in the model" in run("policy", path, "--model", model)
+    (model / "config.json").write_text(json.dumps({"vocab_size": 128, "architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(UsageError, match="frozen for vocabulary 96, this model has 128"):
+        run("policy", path, "--model", model)
