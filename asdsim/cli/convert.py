@@ -21,7 +21,7 @@ NOT_REPLAYABLE = "a regret sample, not replayable: it holds first rejections wit
 @click.option("--from", "kind", default="auto", show_default=True,
               metavar="auto|acceptance|asd-calibration|specdecode-bench", help="Format of a SOURCE file.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .jsonl, or .parquet for regrets.")
-@click.option("--to", "engine", metavar="vllm-synthetic|sglang-sim|trtllm|aiconfigurator",
+@click.option("--to", "engine", metavar="vllm-synthetic|sglang-sim|trtllm|aiconfigurator|dynamo",
               help="Print what the simulator mode of an engine asks for, from a trace.")  # fmt: skip
 @rule_options(required=False)
 @json_option
