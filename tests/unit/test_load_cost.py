@@ -56,6 +56,28 @@ def test_a_table_by_batch_and_context() -> None:
     assert not any("extrapolated" in note for note in table.notes())  # what no iteration asks for is not asked
 
 
+def test_cells_measured_at_other_contexts_are_brought_to_one() -> None:
+    """5 + batch + .01 a token of context: batch 4 was measured at 300 tokens only, and is asked for at 100."""
+    cells = [(1, 100), (1, 300), (4, 300)]
+    rows = [{"batch": batch, "width": 1, "milliseconds": 5 + batch + 0.01 * batch * context, "context": context}
+            for batch, context in cells]  # fmt: skip
+    table = from_pass_rows(rows, "rows")
+    for batch, context in [*cells, (4, 100), (2, 200)]:
+        assert float(table.pass_us(batch, batch * context, batch)) == pytest.approx(
+            1e3 * (5 + batch + 0.01 * batch * context)
+        )
+
+
+def test_prompts_are_read_along_their_line() -> None:
+    rows = [{"width": 1, "milliseconds": 8}, *({"prompt": n, "milliseconds": 3 + 0.2 * n} for n in (20, 50, 100))]
+    table = from_pass_rows(rows, "rows")
+    assert float(table.first_us(0, 70)) == pytest.approx(1e3 * (3 + 14 + 8)) and not any(
+        "prompt" in n for n in table.notes()
+    )
+    with pytest.raises(UsageError, match="no passes"):
+        from_pass_rows(rows[1:], "rows")
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
