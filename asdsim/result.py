@@ -28,7 +28,7 @@ from .trace.graph import Graph, build_graph
 from .trace.reader import Trace, read_trace
 from .trace.tokens import edge_tokens, prefix_tokens
 from .walk import request as columns
-from .walk.estimate import DRAWS, drawn_walks, pooled_graph
+from .walk.estimate import DRAWS, drawn_walks
 from .walk.off_trace import OFF_TRACE, WALKED, off_trace_code, off_trace_mode
 from .walk.path import visits
 from .walk.sweep import Walks, choose_device, sweep, sweep_graph, walk_grid
@@ -605,20 +605,19 @@ def _pooled_figures(
     """Return the figures of many random continuations, counts as averages over draws; rows that are exact as walked."""
     if device == "reference":
         raise UsageError("the reference walk has no pooled estimate", fix="use --device cpu or cuda")
-    pooled = pooled_graph(graph)
     how: dict[str, Any] = {"device": device, "threads": threads}
 
     def true(part: Grid) -> Walks:
         return walk_grid(graph, part, **how)
 
     def drawn(part: Grid) -> Walks:
-        return drawn_walks(graph, pooled, part, true(part), **how)
+        return drawn_walks(graph, part, true(part), **how)
 
     every = Walks(
         np.tile(strict.counts, (1, DRAWS, 1)), np.tile(strict.spent, (1, DRAWS)), np.tile(strict.edge, (1, DRAWS)),
         strict.histogram,
     )  # fmt: skip
-    figures = sweep(drawn, grid, pooled.num_requests, off_trace="aligned", strict=every, progress=progress)
+    figures = sweep(drawn, grid, DRAWS * graph.num_requests, off_trace="aligned", strict=every, progress=progress)
     captured = sweep(true, grid, graph.num_requests, off_trace="stop", strict=strict)
     for name, values in figures.items():
         if values.dtype.kind in "iu":

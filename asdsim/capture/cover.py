@@ -190,8 +190,7 @@ def cover(
     begin = monotonic()
     records = [record for record, _ in requests]
     held = [list(steps) for _, steps in requests]
-    exact = [0] * len(records)
-    live = [0] * len(records)
+    exact, live = [0] * len(records), [0] * len(records)
     progress = Progress(pairs=len(records) * settings)
     earlier = max((step.wave for steps in held for step in steps), default=0)
     limited = max_steps is not None or max_minutes is not None
@@ -224,10 +223,9 @@ def cover(
                     break
                 if limited:
                     missing.sort(key=lambda one: (-one.weight, one.request, one.tokens))
-                    if max_steps is not None:
-                        missing = missing[: max_steps - progress.steps_added]
-                        if not missing:
-                            break
+                    missing = missing[: None if max_steps is None else max_steps - progress.steps_added]
+                    if not missing:
+                        break
                 else:  # neighbours of one length need little padding
                     missing.sort(key=lambda one: (len(records[one.request].prompt_ids) + len(one.tokens), one.request))
                 progress.waves += 1

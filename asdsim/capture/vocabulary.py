@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..engines.transformers.text import token_pieces
-from ..trace.vocabulary import Vocabulary, read_vocabulary, store_vocabulary, stored_ids
+from ..trace.manifest import Manifest
+from ..trace.reader import read_shard
+from ..trace.tables import to_numpy
+from ..trace.vocabulary import Vocabulary, occurring_ids, read_vocabulary
+from ..trace.writer import store_vocabulary
 
 if TYPE_CHECKING:
     from ..trace.writer import TraceWriter
+
+
+def stored_ids(folder: Path, manifest: Manifest) -> npt.NDArray[np.int32]:
+    """Return every token id that the shards of a trace hold, a part of one shard in memory at a time."""
+    arrays: list[npt.NDArray[np.integer]] = []
+    for shard in manifest.shards_of("positions"):
+        for rows in read_shard(folder, shard, manifest.top_k, verify=False):
+            arrays.append(occurring_ids([to_numpy(rows.table[name]) for name in ("draft_id", "argmax_id", "top_ids")]))
+    for shard in manifest.shards_of("requests"):
+        for rows in read_shard(folder, shard, manifest.top_k, verify=False):
+            arrays.append(occurring_ids([np.concatenate([*to_numpy(rows.table["prompt_ids"]), [-1]])]))
+    return occurring_ids(arrays)
 
 
 def make_vocabulary(tokenizer: Any, ids: Any) -> Vocabulary:

@@ -103,8 +103,8 @@ def command(
     wanted = _asked(method, quantile, asked)
     from .. import result as api
     from ..evaluate.quality import Evaluator
-    from ..studies.calibrate import Limits, calibrate
-    from ..studies.frozen import policy_record, write_policy
+    from ..studies.calibrate import Limits, calibrate, policy_record
+    from ..studies.frozen import write_policy
 
     trace = api.load(calibration)
     note_unfinished(trace)

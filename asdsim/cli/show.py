@@ -111,9 +111,8 @@ def vocabulary_of(trace: Trace, tokenizer: str | None = None, offline: bool = Fa
     """
     vocabulary = trace.vocabulary
     if tokenizer is not None:
-        from ..capture.vocabulary import make_vocabulary
+        from ..capture.vocabulary import make_vocabulary, stored_ids
         from ..engines.transformers.text import load_tokenizer
-        from ..trace.vocabulary import stored_ids
 
         loaded = load_tokenizer(trace.manifest.target, tokenizer=tokenizer, offline=offline)
         vocabulary = make_vocabulary(loaded, stored_ids(trace.path, trace.manifest))

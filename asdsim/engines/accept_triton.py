@@ -109,9 +109,9 @@ def verify_kernel(  # type: ignore[no-untyped-def]
                         over = (after > (budget - seen) + tl.full((), 1e-9, tl.float64)) | (budget == 0.0)
                     if MODE == 2:
                         over = (total >= budget - seen) | (after > budget - seen)
-                    found = tl.where(shut, 1, tl.where(over, 2, tl.where((count + 1).to(tl.float64) > cap, 3, 0)))
-                    if mismatch & (found > 0):
-                        verdict = found.to(tl.int64)
+                    refusal = tl.where(shut, 1, tl.where(over, 2, tl.where((count + 1).to(tl.float64) > cap, 3, 0)))
+                    if mismatch & (refusal > 0):
+                        verdict = refusal.to(tl.int64)
                         going = going * 0
                     else:
                         if mismatch:

@@ -339,6 +339,6 @@ class Ledger:
         old = len(self._numbers)
         self._free = list(range(2 * old - 1, old - 1, -1))
         self._numbers, self._counts = (
-            torch.cat([part, torch.zeros_like(part)]) for part in (self._numbers, self._counts)
+            torch.cat([table, torch.zeros_like(table)]) for table in (self._numbers, self._counts)
         )
         self._stops = torch.cat([self._stops, torch.full_like(self._stops, NO_STOP)])

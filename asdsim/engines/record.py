@@ -153,23 +153,23 @@ class Recorder:
         k = min(self.top_k, rows.shape[1])
         crowded = values[:, k - 1] == values[:, -1] if number > k and number < rows.shape[1] else None
         total, entropy = spread(rows)
-        made = {
+        columns = {
             "top_ids": ids[:, :k].int(), "top_logits": values[:, :k], "logsumexp": total.float(),
             "entropy": entropy.float(),
         }  # fmt: skip
         if crowded is not None:
-            made["crowded"] = crowded
+            columns["crowded"] = crowded
         if drafts is not None and len(drafts):
             blocks = lay_blocks(torch.tensor(widths, device=rows.device), max(widths))
             behind = torch.arange(len(widths), device=rows.device)[:, None]  # bonus rows before a block
             own = torch.zeros(len(drafts), dtype=torch.int64, device=rows.device)
             own.index_add_(0, blocks.rows.flatten(), ((blocks.rows + behind) * blocks.inside).flatten())
             chosen = drafts.long()
-            made |= {
+            columns |= {
                 "draft_ids": drafts.int(), "draft_logits": rows[own, chosen].clamp(min=FORBIDDEN_LOGIT),
                 "ranks": ranks_of(rows, own, chosen, ids).int(),
             }  # fmt: skip
-        return Columns(list(names), list(widths), made)
+        return Columns(list(names), list(widths), columns)
 
     def commit(self, seen: Columns, accepted: torch.Tensor, tokens: torch.Tensor) -> None:
         """Send a step off, with the draft tokens accepted (N,) and the tokens committed (N, L), filled up with -1."""
@@ -307,8 +307,8 @@ def largest(rows: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor
     inner = head.gather(1, best[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
     places = (best[:, :, None] * CHUNK + torch.arange(CHUNK, device=rows.device)).flatten(1)
     tail = torch.arange(chunks * CHUNK, rows.shape[1], device=rows.device).expand(len(rows), -1)
-    values, found = torch.cat([inner, rows[:, chunks * CHUNK :]], 1).topk(number, dim=-1)
-    return values, torch.cat([places, tail], 1).gather(1, found)
+    values, order = torch.cat([inner, rows[:, chunks * CHUNK :]], 1).topk(number, dim=-1)
+    return values, torch.cat([places, tail], 1).gather(1, order)
 
 
 def ranks_of(rows: torch.Tensor, own: torch.Tensor, ids: torch.Tensor, top_ids: torch.Tensor) -> torch.Tensor:
@@ -316,10 +316,10 @@ def ranks_of(rows: torch.Tensor, own: torch.Tensor, ids: torch.Tensor, top_ids: 
     if rows.device.type != "cpu":  # looking which are found would wait for the device
         return ranks(rows[own], ids)
     hits = top_ids[own] == ids[:, None]
-    found = hits.int().argmax(1)
+    rank = hits.int().argmax(1)
     far = (~hits.any(1)).nonzero()[:, 0]
-    found[far] = ranks(rows[own[far]], ids[far])
-    return found
+    rank[far] = ranks(rows[own[far]], ids[far])
+    return rank
 
 
 def to_host(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Any]:

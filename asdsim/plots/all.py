@@ -21,8 +21,6 @@ from .style import save
 if TYPE_CHECKING:
     import polars as pl
 
-    from ..result import Result
-
 
 Groups = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
 
@@ -94,8 +92,11 @@ def draw_all(
     return [path for name, figure, data in drawn for path in save(figure, Path(folder) / name, record, data)]
 
 
-def figures_of(result: Result, note: Callable[[str], None] = lambda text: None) -> Iterator[tuple[str, Figure, Any]]:
-    """Yield every figure of a replay of ASD, as :func:`figures` does, those of its mismatches too."""
+def figures_of(result: Any, note: Callable[[str], None] = lambda text: None) -> Iterator[tuple[str, Figure, Any]]:
+    """Yield every figure of a replay of ASD, as :func:`figures` does, those of its mismatches too.
+
+    ``result`` is an :class:`asdsim.result.Result`, a room above this one.
+    """
     frame, trace = result.frame(), result.trace
     policy = focus(frame)
     exact = policy is not None and bool(

@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import __version__
 from ..errors import UsageError
 from ..evaluate.quality import Evaluator, Quality, strict_beside
+from ..files import plain
+from ..rules.frozen import KIND, POLICY_VERSION
 from ..rules.settings import Grid, layout_of
 from ..trace.graph import Graph
 from .frozen import check_same_models, how_to_cover, identity, setting_name, setting_record
 
 if TYPE_CHECKING:
+    from ..evaluate.cost import Cost
     from ..trace.reader import Trace
 
 METHODS = ("pareto", "quantile")
@@ -414,3 +418,24 @@ def _held_out_in_turn(
             fix="run asdsim cover for the settings of the folds, or use method pareto on covered settings",
         )  # fmt: skip
     return folds, quality
+
+
+def policy_record(calibration: Calibration, trace: Trace, holdout: Trace | None, cost: Cost | None) -> dict[str, Any]:
+    """Return the content of ``policy.json``: the setting, what it belongs to, and how it was found and judged."""
+
+    def side(source: Trace | None, quality: Quality | None) -> dict[str, Any] | None:
+        if quality is None:
+            return None
+        where = {} if source is None else {"trace": str(source.path), "checksum": source.manifest.checksum}
+        return {**where, "figures": quality.row(0)}
+
+    return plain({
+        "schema_version": POLICY_VERSION, "kind": KIND, "asdsim": __version__,
+        **setting_record(calibration.grid), **identity(trace),
+        "method": calibration.method, "limits": {**calibration.limits.given(), "bound": calibration.limits.bound},
+        "candidates": calibration.candidates, "ratios": calibration.ratios or None,
+        "cost": None if cost is None else cost.to_dict(), "resamples": calibration.calibration.resamples,
+        "seed": calibration.calibration.seed, "calibration": side(trace, calibration.calibration),
+        "holdout": side(holdout, calibration.holdout), "folds": calibration.folds or None,
+        "optimism": calibration.optimism(),
+    })  # fmt: skip

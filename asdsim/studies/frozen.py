@@ -8,19 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
 from ..errors import UsageError
 from ..files import dump_json, plain, write_atomically
-from ..rules.frozen import KIND, POLICY_VERSION, read_policy
+from ..rules.frozen import read_policy
 from ..rules.settings import SEMANTICS, Grid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..evaluate.cost import Cost
-    from ..evaluate.quality import Quality
     from ..trace.reader import Trace
-    from .calibrate import Calibration
 
 
 def identity(trace: Trace) -> dict[str, Any]:
@@ -102,27 +98,6 @@ def how_to_cover(path: Path, grid: Grid) -> str:
              "K": layout.width}  # fmt: skip
     words += [f"--{name} {value}" for name, value in given.items() if value != usual[name]]
     return " ".join([f"asdsim cover {path}", *words])
-
-
-def policy_record(calibration: Calibration, trace: Trace, holdout: Trace | None, cost: Cost | None) -> dict[str, Any]:
-    """Return the content of ``policy.json``: the setting, what it belongs to, and how it was found and judged."""
-
-    def side(source: Trace | None, quality: Quality | None) -> dict[str, Any] | None:
-        if quality is None:
-            return None
-        where = {} if source is None else {"trace": str(source.path), "checksum": source.manifest.checksum}
-        return {**where, "figures": quality.row(0)}
-
-    return plain({
-        "schema_version": POLICY_VERSION, "kind": KIND, "asdsim": __version__,
-        **setting_record(calibration.grid), **identity(trace),
-        "method": calibration.method, "limits": {**calibration.limits.given(), "bound": calibration.limits.bound},
-        "candidates": calibration.candidates, "ratios": calibration.ratios or None,
-        "cost": None if cost is None else cost.to_dict(), "resamples": calibration.calibration.resamples,
-        "seed": calibration.calibration.seed, "calibration": side(trace, calibration.calibration),
-        "holdout": side(holdout, calibration.holdout), "folds": calibration.folds or None,
-        "optimism": calibration.optimism(),
-    })  # fmt: skip
 
 
 def check_replaces(path: Path, judged: bool) -> None:

@@ -16,8 +16,8 @@ from ..errors import TraceError, UsageError
 from ..files import Fields, sync_directory
 from . import manifest as manifests
 from .reader import Trace, read_trace
-from .vocabulary import Vocabulary, store_vocabulary
-from .writer import TEMPORARY, TraceWriter, lock_directory, unlock
+from .vocabulary import Vocabulary
+from .writer import TEMPORARY, TraceWriter, lock_directory, store_vocabulary, unlock
 
 NOTE = "shard"
 """Entry of the manifest's notes: ``{"index": i, "of": n, "requests": requests of all shards}``."""

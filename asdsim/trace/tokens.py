@@ -7,7 +7,7 @@ parents.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,18 @@ from ..errors import TraceError
 
 if TYPE_CHECKING:
     from ..records import StepTables
-    from .graph import Graph
+
+
+class Edges(Protocol):
+    """What :func:`edge_tokens` asks of a graph."""
+
+    @property
+    def edge_accepted(self) -> npt.NDArray[np.int32]: ...
+
+    @property
+    def edge_tokens(self) -> npt.NDArray[np.int32]: ...
+
+    def edge_of(self, edge: int) -> tuple[int, int]: ...
 
 
 def parent_rows(trace: StepTables) -> npt.NDArray[np.int64]:
@@ -71,7 +82,7 @@ def prefix_tokens(trace: StepTables, step: int) -> list[int]:
     return [token for block in reversed(blocks) for token in block]
 
 
-def edge_tokens(trace: StepTables, graph: Graph, edge: int) -> list[int]:
+def edge_tokens(trace: StepTables, graph: Edges, edge: int) -> list[int]:
     """Return all generated tokens up to and with those that an edge of the graph commits."""
     step, _ = graph.edge_of(edge)
     block = _committed(trace, step, int(graph.edge_accepted[edge]), int(graph.edge_tokens[edge]))

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
-from ..files import write_atomically
 from .manifest import VOCABULARY, Manifest
 from .tables import to_numpy
-
-if TYPE_CHECKING:
-    from .writer import TraceWriter
 
 NAME = re.compile(r"vocabulary-[0-9a-f]{12}\.parquet")
 SCHEMA = pa.schema(
@@ -126,20 +121,6 @@ def occurring_ids(columns: Sequence[npt.NDArray[np.integer]]) -> npt.NDArray[np.
     return ids[ids >= 0].astype(np.int32)
 
 
-def stored_ids(folder: Path, manifest: Manifest) -> npt.NDArray[np.int32]:
-    """Return every token id that the shards of a trace hold, a part of one shard in memory at a time."""
-    from .reader import read_shard
-
-    arrays: list[npt.NDArray[np.integer]] = []
-    for shard in manifest.shards_of("positions"):
-        for rows in read_shard(folder, shard, manifest.top_k, verify=False):
-            arrays.append(occurring_ids([to_numpy(rows.table[name]) for name in ("draft_id", "argmax_id", "top_ids")]))
-    for shard in manifest.shards_of("requests"):
-        for rows in read_shard(folder, shard, manifest.top_k, verify=False):
-            arrays.append(occurring_ids([np.concatenate([*to_numpy(rows.table["prompt_ids"]), [-1]])]))
-    return occurring_ids(arrays)
-
-
 def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
     """Read the vocabulary that a manifest names; None where it names none.
 
@@ -173,35 +154,3 @@ def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
         raise TraceError("the ids of the vocabulary do not rise", where=str(file), fix=fix)
     pieces = table["piece"].to_pylist()
     return Vocabulary(ids, pieces, np.array(table["special"].to_pylist(), bool), metadata.get(LEADING) == b"dropped")
-
-
-def store_vocabulary(writer: TraceWriter, vocabulary: Vocabulary) -> None:
-    """Write a vocabulary beside the shards, name it in the manifest, and remove the one before.
-
-    Raises
-    ------
-    TraceError
-        If the disk is full or cannot be written.
-    """
-    columns = [
-        pa.array(vocabulary.ids, pa.int32()), pa.array(vocabulary.pieces, pa.binary()),
-        pa.array(vocabulary.special, pa.bool_()),
-    ]  # fmt: skip
-    leading = b"dropped" if vocabulary.drop_leading else b"kept"
-    sink = pa.BufferOutputStream()
-    table = pa.table(columns, schema=SCHEMA.with_metadata({LEADING: leading}))
-    pq.write_table(table, sink, compression="zstd", compression_level=15, use_dictionary=False)
-    data = bytes(sink.getvalue())
-    checksum = hashlib.sha256(data).hexdigest()
-    name = f"vocabulary-{checksum[:12]}.parquet"
-    entry: dict[str, Any] = {"file": name, "tokens": len(vocabulary), "bytes": len(data), "sha256": checksum}
-    if writer.manifest.notes.get(VOCABULARY) == entry:
-        return
-    try:
-        write_atomically(writer.path / name, data)
-    except OSError as error:
-        raise TraceError(f"cannot be written: {error.strerror or error}", where=str(writer.path / name)) from None
-    writer.update_manifest(notes={**writer.manifest.notes, VOCABULARY: entry})
-    for file in writer.path.iterdir():
-        if NAME.fullmatch(file.name) and file.name != name:
-            file.unlink(missing_ok=True)

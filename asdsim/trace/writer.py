@@ -25,10 +25,11 @@ from ..errors import TraceError
 from ..files import dump_json, write_atomically
 from ..records import RequestRecord, StepRecord
 from . import manifest as manifests
-from .manifest import MANIFEST, SHARD_NAME, Manifest, Shard
+from .manifest import MANIFEST, SHARD_NAME, VOCABULARY, Manifest, Shard
 from .reader import Part, Trace, build_trace, load_manifest, read_shard, read_trace
 from .schema import TABLES, parquet_options
 from .tables import pack, positions_table, requests_table, steps_table
+from .vocabulary import LEADING, NAME, SCHEMA, Vocabulary
 
 if TYPE_CHECKING:
     import polars as pl
@@ -503,3 +504,35 @@ def unlock(handle: int | None) -> None:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def store_vocabulary(writer: TraceWriter, vocabulary: Vocabulary) -> None:
+    """Write a vocabulary beside the shards, name it in the manifest, and remove the one before.
+
+    Raises
+    ------
+    TraceError
+        If the disk is full or cannot be written.
+    """
+    columns = [
+        pa.array(vocabulary.ids, pa.int32()), pa.array(vocabulary.pieces, pa.binary()),
+        pa.array(vocabulary.special, pa.bool_()),
+    ]  # fmt: skip
+    leading = b"dropped" if vocabulary.drop_leading else b"kept"
+    sink = pa.BufferOutputStream()
+    table = pa.table(columns, schema=SCHEMA.with_metadata({LEADING: leading}))
+    pq.write_table(table, sink, compression="zstd", compression_level=15, use_dictionary=False)
+    data = bytes(sink.getvalue())
+    checksum = hashlib.sha256(data).hexdigest()
+    name = f"vocabulary-{checksum[:12]}.parquet"
+    entry: dict[str, Any] = {"file": name, "tokens": len(vocabulary), "bytes": len(data), "sha256": checksum}
+    if writer.manifest.notes.get(VOCABULARY) == entry:
+        return
+    try:
+        write_atomically(writer.path / name, data)
+    except OSError as error:
+        raise TraceError(f"cannot be written: {error.strerror or error}", where=str(writer.path / name)) from None
+    writer.update_manifest(notes={**writer.manifest.notes, VOCABULARY: entry})
+    for file in writer.path.iterdir():
+        if NAME.fullmatch(file.name) and file.name != name:
+            file.unlink(missing_ok=True)

@@ -112,17 +112,20 @@ def _pools(graph: Graph, first: npt.NDArray[np.int64]) -> dict[bool, npt.NDArray
     return pools
 
 
-def drawn_walks(graph: Graph, pooled: Graph, grid: Grid, true: Walks, *, device: str, threads: int) -> Walks:
+def drawn_walks(
+    graph: Graph, grid: Grid, true: Walks, *, draws: int = DRAWS, seed: int = SEED, device: str = "auto",
+    threads: int = 0,
+) -> Walks:  # fmt: skip
     """Walk a grid with random continuations; where nothing is missing every draw is the true walk.
 
     Parameters
     ----------
     graph : Graph
-    pooled : Graph
-        :func:`pooled_graph` of it, of any number of draws.
     grid : Grid
     true : Walks
         The grid as captured, (n, R).
+    draws, seed : int
+        As for :func:`pooled_graph`. The graph of no more than one draw is in memory.
     device, threads
         As for :func:`asdsim.walk.sweep.walk_grid`.
 
@@ -130,17 +133,24 @@ def drawn_walks(graph: Graph, pooled: Graph, grid: Grid, true: Walks, *, device:
     -------
     Walks
         (n, draws * R), request r of draw d in column ``d * R + r``. ``LEFT`` of the counts is that of the true walk, so
-        that ``exact`` says what is captured. ``edge`` names edges of the pooled graph, and no output.
+        that ``exact`` says what is captured. ``edge`` names no output.
     """
-    # Only where there is no step to draw does an edge of the pooled graph lead nowhere.
-    walks = walk_grid(pooled, grid, off_trace="aligned", device=device, threads=threads)
-    draws = walks.spent.shape[1] // max(1, graph.num_requests)
-    exact = np.tile(true.exact, (1, draws))
-    # A drawn walk ends where the captured output ended, an exact one where it ends.
-    counts = np.where(exact[..., None], np.tile(true.counts, (1, draws, 1)), walks.counts)
-    counts[..., LEFT] = np.tile(true.counts[..., LEFT], (1, draws))
-    spent = np.where(exact, np.tile(true.spent, (1, draws)), walks.spent)
-    return Walks(counts, spent, walks.edge, walks.histogram + draws * _beyond(graph, grid, true))
+    rng = np.random.default_rng(seed)
+    counts, spent, edge = [], [], []
+    histogram = np.zeros_like(true.histogram)
+    for _ in range(draws):
+        # Only where there is no step to draw does an edge of the pooled graph lead nowhere.
+        walks = walk_grid(pooled_graph(graph, 1, rng), grid, off_trace="aligned", device=device, threads=threads)
+        # A drawn walk ends where the captured output ended, an exact one where it ends.
+        counts.append(np.where(true.exact[..., None], true.counts, walks.counts))
+        counts[-1][..., LEFT] = true.counts[..., LEFT]
+        spent.append(np.where(true.exact, true.spent, walks.spent))
+        edge.append(walks.edge)
+        histogram += walks.histogram
+    return Walks(
+        np.concatenate(counts, axis=1), np.concatenate(spent, axis=1), np.concatenate(edge, axis=1),
+        histogram + draws * _beyond(graph, grid, true),
+    )  # fmt: skip
 
 
 def mean_walks(

@@ -23,8 +23,8 @@ import asdsim
 from asdsim.cli import main
 from asdsim.evaluate.strips import name_of
 from asdsim.rules.settings import parse_setting
-from asdsim.trace.vocabulary import Vocabulary, store_vocabulary
-from asdsim.trace.writer import TraceWriter
+from asdsim.trace.vocabulary import Vocabulary
+from asdsim.trace.writer import TraceWriter, store_vocabulary
 from tests.support.toytrace import write_toy_trace
 
 playwright = pytest.importorskip("playwright.sync_api")

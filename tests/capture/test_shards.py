@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from asdsim.capture.vocabulary import stored_ids
 from asdsim.cli import main
 from asdsim.trace import read_trace
 from asdsim.trace.join import parse_shard
-from asdsim.trace.vocabulary import stored_ids
 from asdsim.trace.writer import TraceWriter
 from tests.support.tracefiles import difference
 

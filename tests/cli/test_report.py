@@ -20,8 +20,8 @@ import asdsim
 from asdsim.cli import main
 from asdsim.report.page import island, write_report
 from asdsim.rules.settings import Policy
-from asdsim.trace.vocabulary import Vocabulary, store_vocabulary
-from asdsim.trace.writer import TraceWriter
+from asdsim.trace.vocabulary import Vocabulary
+from asdsim.trace.writer import TraceWriter, store_vocabulary
 from tests.support.toytrace import write_toy_trace
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ import asdsim
 from asdsim.cli import main
 from asdsim.report.visible import escaped, shown_token, width, wrapped
 from asdsim.trace.manifest import Manifest
-from asdsim.trace.vocabulary import Vocabulary, store_vocabulary
-from asdsim.trace.writer import TraceWriter
+from asdsim.trace.vocabulary import Vocabulary
+from asdsim.trace.writer import TraceWriter, store_vocabulary
 from tests.support.toytrace import write_toy_trace
 
 ROOT = Path(__file__).parents[2]

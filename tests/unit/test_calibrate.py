@@ -20,8 +20,16 @@ from asdsim.rules.frozen import read_policy
 from asdsim.rules.settings import Grid, rule_grids
 from asdsim.stats import Intervals
 from asdsim.studies.audit import Audit, audit
-from asdsim.studies.calibrate import Limits, Quantile, calibrate, check_disjoint, fastest, rejection_ratios
-from asdsim.studies.frozen import check_same_models, identity, policy_record, write_policy
+from asdsim.studies.calibrate import (
+    Limits,
+    Quantile,
+    calibrate,
+    check_disjoint,
+    fastest,
+    policy_record,
+    rejection_ratios,
+)
+from asdsim.studies.frozen import check_same_models, identity, write_policy
 from asdsim.trace.graph import build_graph
 from asdsim.trace.reader import read_trace
 from tests.cli.test_rules import write as write_rules_trace

@@ -20,7 +20,7 @@ from asdsim.trace.graph import build_graph
 from asdsim.trace.manifest import Manifest
 from asdsim.trace.writer import TraceWriter
 from asdsim.walk.demand import demand_of
-from asdsim.walk.estimate import drawn_walks, mean_walks, pooled_graph
+from asdsim.walk.estimate import drawn_walks, mean_walks
 from asdsim.walk.request import ACCEPTED, LEFT, STEPS, TOKENS
 from asdsim.walk.sweep import sweep_graph, walk_grid
 from tests.support.toymodels import ToyDrafter, ToyTarget
@@ -149,7 +149,7 @@ def test_draws_are_averaged_as_everywhere_and_exact_walks_are_themselves(loose) 
     graph = build_graph(asdsim.load(loose[0]))
     grid = Grid.product([0, 0.5, 2, math.inf], [0.25, 2], [1, 2])
     true = walk_grid(graph, grid)
-    drawn = drawn_walks(graph, pooled_graph(graph), grid, true, device="cpu", threads=1)
+    drawn = drawn_walks(graph, grid, true, device="cpu", threads=1)
     counts, spent = mean_walks(graph, grid, true)
     assert 0 < true.exact.sum() < true.exact.size
     assert np.array_equal(counts[true.exact], true.counts[true.exact])

@@ -51,7 +51,8 @@ def write_all(path: Path, content: Content, *, each: bool = True) -> None:
                 writer.add_steps(request.request_id, more)
                 if each:
                     writer.flush()
-        writer.update_manifest(grids=[{"B": [0, 2], "g": [0.5], "M": [1, "inf"]}])
+        grid = {"rule": "asd", "semantics": "paper", "B": [0, 2], "g": [0.5], "M": [1, "inf"], "faithful": False}
+        writer.update_manifest(grids=[grid])
 
 
 @pytest.fixture(scope="module")
@@ -237,9 +238,10 @@ def test_manifest_fields_of_the_run_cannot_change(tmp_path: Path, content: Conte
         ):
             with pytest.raises(TraceError, match=message):
                 writer.update_manifest(**fields)
-        writer.update_manifest(grids=[{"B": (0, float("inf"))}], notes={"card": "x"})
+        grid = {"rule": "asd", "semantics": "paper", "g": [0.5], "M": [1], "faithful": False}
+        writer.update_manifest(grids=[{**grid, "B": (0, float("inf"))}], notes={"card": "x"})
     found = read_trace(tmp_path / "t")
-    assert found.manifest.grids == [{"B": [0, "inf"]}] and found.manifest.seed == 3
+    assert found.manifest.grids == [{**grid, "B": [0, "inf"]}] and found.manifest.seed == 3
     assert found.request_ids() == [content[0][0].request_id]
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asdsim.capture.vocabulary import stored_ids
 from asdsim.errors import TraceError
 from asdsim.trace.reader import read_trace
-from asdsim.trace.vocabulary import Vocabulary, store_vocabulary, stored_ids
-from asdsim.trace.writer import TraceWriter
+from asdsim.trace.vocabulary import Vocabulary
+from asdsim.trace.writer import TraceWriter, store_vocabulary
 from tests.support.toytrace import write_toy_trace
 from tests.support.tracefiles import edit_manifest
 

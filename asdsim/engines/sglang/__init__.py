@@ -84,11 +84,11 @@ class Adapter:
             If the policy cannot be read, or a trace is asked for.
         """
         if self._config is None:
-            found = engine_config(None, self.environment, POLICY_ENV)
-            assert found is not None
-            if found.trace:
+            config = engine_config(None, self.environment, POLICY_ENV)
+            assert config is not None
+            if config.trace:
                 raise EngineError("SGLang cannot record yet", where=TRACE_ENV, fix=f"unset {TRACE_ENV}")
-            self._config = found
+            self._config = config
         return self._config
 
     def ledger(self, device: Any) -> Ledger:
@@ -100,11 +100,11 @@ class Adapter:
     def _hold(self, target: str, original: Any) -> None:
         if target in self._checked:
             return
-        found = tuple(inspect.signature(original).parameters)
+        parameters = tuple(inspect.signature(original).parameters)
         want = SIGNATURES[target]
-        if found[: len(want)] != want:
+        if parameters[: len(want)] != want:
             raise EngineError(
-                f"{target} takes {', '.join(found[: len(want)])}, not {', '.join(want)}",
+                f"{target} takes {', '.join(parameters[: len(want)])}, not {', '.join(want)}",
                 fix="use SGLang 0.5.23, the version that asdsim was held against",
             )
         self._checked.add(target)

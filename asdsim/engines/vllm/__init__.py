@@ -158,9 +158,9 @@ def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     if plain is None:
         raise EngineError(f"vLLM has no {owner.__name__}.{name}", fix="use a tested version of vLLM")
     if not getattr(plain, "_asdsim", False):
-        made: Any = wraps(plain)(make(plain))
-        made._asdsim = True
-        setattr(owner, name, made)
+        wrapped: Any = wraps(plain)(make(plain))
+        wrapped._asdsim = True
+        setattr(owner, name, wrapped)
 
 
 def _validate(plain: Any) -> Any:

@@ -105,10 +105,10 @@ class Adapter:
         sampler = self.runner.rejection_sampler
         if sampler is self._sampler:
             return
-        found = (
+        names = (
             list(inspect.signature(sampler._verify).parameters)[: len(VERIFY)] if hasattr(sampler, "_verify") else []
         )
-        if tuple(found) != VERIFY or not hasattr(sampler.sampler, "apply_sampling_params"):
+        if tuple(names) != VERIFY or not hasattr(sampler.sampler, "apply_sampling_params"):
             raise EngineError(
                 f"the rejection sampler {type(sampler).__name__} is not known", fix="use a tested version of vLLM"
             )
