@@ -44,7 +44,7 @@ def main() -> None:
     models = load_pair(trace.manifest, offline=True)
     queue = [replace(one, max_new_tokens=asked.tokens) for one in trace.request_records()[: asked.requests]]
     before = os.getloadavg()
-    measured = profile(models, queue, BATCHES, (1, 2, 4, K + 1), rounds=2, iterations=4, clock=process_time)
+    measured = profile(models, queue, BATCHES, (1, K + 1), rounds=2, iterations=3, clock=process_time)
     table = from_pass_rows(measured.rows, "profile")
     prompt = np.array([len(one.prompt_ids) for one in queue], np.int64)
     rows = []
@@ -66,6 +66,7 @@ def main() -> None:
                 "batch": batch, "setting": name, "tokens": tokens, "measured": tokens / engine.seconds,
                 "predicted": tokens / replayed.seconds,
             })  # fmt: skip
+            print(rows[-1], flush=True)
     alone = {row["batch"]: row for row in rows if row["setting"] == "target alone"}
     print("| batch | setting | tokens/s measured | predicted | error | over the target alone: measured | predicted |")
     print("|---|---|---|---|---|---|---|")
