@@ -129,6 +129,10 @@ class StepTables(Protocol):
 
     def steps_of(self, request_id: str) -> list[StepRecord]: ...
 
+    def check_length(self, K: int) -> None:
+        """Refuse a draft length to which the recorded blocks cannot be cut."""
+        ...
+
 
 class MemoryTrace:
     """Requests with their steps, without files.
@@ -156,6 +160,9 @@ class MemoryTrace:
     def steps_of(self, request_id: str) -> list[StepRecord]:
         """Return the steps of one request."""
         return self._steps[request_id]
+
+    def check_length(self, K: int) -> None:
+        """Accept any: nothing is known of the drafter."""
 
     def column(self, table: str, name: str) -> npt.NDArray[Any]:
         """Return a column of ``steps`` or ``positions``; missing ids are -1 and missing floats NaN."""

@@ -372,6 +372,7 @@ def replay(
     value: str = "",
     ledger: str = "request",
     gate: bool = True,
+    K: Any = 0,
     off_trace: str | None = None,
     device: str = "auto",
     threads: int = 0,
@@ -393,7 +394,7 @@ def replay(
         ``asd``, or a name in :data:`asdsim.rules.NAMES`.
     semantics : str
         Which reading of ASD.
-    regret, value, ledger, gate
+    regret, value, ledger, gate, K
         Variations of ASD, see :meth:`asdsim.rules.settings.Grid.product`.
     **params
         Parameters of another rule, such as ``theta=[.8, .9]``; only its knob may take several values (see
@@ -426,7 +427,7 @@ def replay(
     if rule == "asd":
         if params:
             raise UsageError(f"rule asd has no parameter {next(iter(params))}", fix="its parameters are B, g and M")
-        varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger, "gate": gate}
+        varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger, "gate": gate, "K": K}
         if B is None and g is None and M is None:
             trace = trace if isinstance(trace, Trace) else load(trace)
             grid, mode = default_settings(trace, semantics=semantics, **varied)
@@ -438,7 +439,7 @@ def replay(
             raise UsageError(f"no value for {', '.join(missing)}", fix="rule asd needs B, g and M, or none of them")
         grids = [Grid.product(B, g, M, semantics, **varied)]
     else:
-        grids = rule_grids(rule, params)
+        grids = rule_grids(rule, {**params, "K": K} if K else params)
     if len(grids) > 1:
         raise UsageError(
             f"rule {rule}: these parameters need {len(grids)} layouts of the trace",
@@ -490,8 +491,9 @@ def replay_grid(
     def walk(part: Grid) -> Walks:
         return walk_on(grid.layout, part)
 
-    # A rule that cuts blocks is compared with strict matching on whole ones.
-    strict = walk_on(DEFAULT, grid.strict) if grid.layout.width else None
+    # Settings that cut blocks are compared with strict matching on whole ones.
+    whole = replace(grid.layout, width=0) if grid.layout.rule == "asd" else DEFAULT
+    strict = walk_on(whole, grid.strict) if grid.layout.width else None
     if not mode.has_walks:
         figures = _pooled_figures(graph, grid, strict or walk(grid.strict), chosen, threads, progress)
     elif chosen in ("reference", "python"):

@@ -44,6 +44,7 @@ def changes(path: str, tests: str, pairs: Sequence[tuple[str, str]]) -> list[Mut
     return [Mutant(path, old, new, tests) for old, new in pairs]
 
 
+LOAD = "tests/unit/test_load_cost.py tests/unit/test_advise.py tests/unit/test_draft_length.py"
 QUALITY = "tests/unit/test_quality.py"
 STATS = "tests/unit/test_stats.py"
 CALIBRATE = "tests/unit/test_calibrate.py"
@@ -149,8 +150,8 @@ MUTANTS = [
         ("out[n] = (first >= 0,", "out[n] = (first > 0,"),
         ('counted(table["ended"], self.strict["ended"])', 'counted(self.strict["ended"], table["ended"])'),
         ("len(self.rows), self.resamples, evaluator.seed)", "len(self.rows), self.resamples, 0)"),
-        ('replace(grid.strict, layout=grid.layout) if grid.layout.rule == "asd" else',
-         "replace(grid.strict, layout=grid.layout) if True else"),
+        ('if grid.layout.rule == "asd":\n        return replace(grid.strict',
+         "if True:\n        return replace(grid.strict"),
         ("return text if right else", "return text if not right else"),
     ]),
     *changes("asdsim/evaluate/quality.py", CLI, [
@@ -162,7 +163,25 @@ MUTANTS = [
     ]),
     *changes("asdsim/evaluate/cost.py", QUALITY, [
         ("np.maximum(tokens - 1, 0) * each", "tokens * each"),
-        ("- self.draft.at(0, prompt) - self.select", "- self.select"),
+        ("- self.draft_us(0, prompt) - self.select", "- self.select"),
+    ]),
+    *changes("asdsim/evaluate/step_table.py", LOAD, [
+        ("batch * self.context", "self.context"),
+        ("np.maximum(value, values[-1])", "values[-1]"),
+        ("per_context * batches[:, None] *", "per_context *"),
+    ]),
+    *changes("asdsim/evaluate/roofline.py", LOAD, [
+        ("** np.asarray(tokens, np.float64))", "** 1.0)"),
+        ("fixed += 2 * size.layers * ALL_REDUCE_US", "fixed += size.layers * ALL_REDUCE_US"),
+        ("return K * self._pass(size", "return self._pass(size"),
+    ]),
+    *changes("asdsim/studies/advise.py", LOAD, [
+        ("exact = walks.exact.all(axis=1)", "exact = walks.exact.any(axis=1)"),
+        ("return self.best.K if self.pays else 0", "return self.best.K"),
+        ("one_each + width * (table - one_each)", "width * table"),
+    ]),
+    *changes("asdsim/rules/settings.py", LOAD, [
+        ("mismatch=mismatch, width=K)", "mismatch=mismatch)"),
     ]),
     *changes("asdsim/evaluate/figures.py", QUALITY, [
         ('/ (s["tokens_strict"] / s["plain_strict"])', '/ (s["tokens"] / s["plain_strict"]) * 1.0001'),
@@ -212,7 +231,7 @@ MUTANTS = [
         ("values[max(0, rung - 1) : rung + 2]", "values[rung : rung + 2]"),
         ("        within &= tried.exact.all(axis=1)", "        pass"),
         ("np.argmax(np.where(within, length, -np.inf))", "np.argmax(within)"),
-        ("setting.steps.sum(axis=1) + cost * setting.drafted", "setting.steps.sum(axis=1) + setting.drafted"),
+        ("cost.seconds(setting.steps, setting.drafted,", "cost.seconds(setting.steps, setting.steps,"),
         ('    if exact:\n        row["gain_low"]', '    if True:\n        row["gain_low"]'),
         ("if exact.all() else {})", "if True else {})"),
         ("self.paired = np.flatnonzero(strict.exact[0])", "self.paired = self.paired"),
@@ -303,7 +322,7 @@ MUTANTS = [
         ("if not 0 <= number < size:", "if not 0 <= number <= size:"),
         ('(grid, "pooled") if covered is None', '(grid, "stop") if covered is None'),
         ("off_trace=off_trace or mode, **how", "off_trace=mode, **how"),
-        ("walk_on(DEFAULT, grid.strict) if grid.layout.width else None", "None"),
+        ("walk_on(whole, grid.strict) if grid.layout.width else None", "None"),
         ('if frame["exact"].any() or not OFF_TRACE[self.off_trace].estimate:', 'if frame["exact"].any():'),
     ]),
     *changes("asdsim/evaluate/figures.py", RESULTS, [('if semantics == "lightllm"', 'if semantics == "core"')]),

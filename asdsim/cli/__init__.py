@@ -23,6 +23,8 @@ COMMANDS = {
     "replay": "Walk a trace under a grid of settings.",
     "fidelity": "Measure how far off estimates are, on a covered trace.",
     "calibrate": "Choose B, g and M on one trace, freeze them, judge them on another.",
+    "advise": "Choose rule and K for each batch size: what speculation is worth under load.",
+    "profile": "Measure passes by batch and width on this machine: a table for --cost.",
     "audit": "Judge a frozen setting: accuracy, length, outputs that differ, ledger.",
     "judge": "Have a judge model compare its answers to open questions with strict ones.",
     "policy": "Show a frozen setting, and how to serve it.",

@@ -85,9 +85,10 @@ def command(
         from ..trace.covered import covered_settings
 
         grid = covered_settings(source)
+    model = cost_of(cost, source)
     audited = audit(
         source, grid, scoring.decoder(source), policy=record, chosen=scoring.chosen, allow_code=scoring.allow_code,
-        timeout=scoring.timeout, memory=scoring.memory << 20, cost=cost_of(cost, source), resamples=resamples,
+        timeout=scoring.timeout, memory=scoring.memory << 20, cost=model, resamples=resamples,
         seed=seed, margin=None if margin is None else margin / 100, alpha=alpha, until_decided=until_decided,
     )  # fmt: skip
     if output is not None:
@@ -118,7 +119,7 @@ def command(
         click.echo(f"{audited.quality.about_scores(shown_row)}; {audited.outputs} distinct outputs were scored")
     for task, why in left_out.items():
         note(f"{task} is not scored: {why}")
-    note_baselines(audited.quality)
+    note_baselines(model)
     if text := few(requests, audited.scored):
         note(text)
 

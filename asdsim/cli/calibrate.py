@@ -155,6 +155,7 @@ def command(
     how = f"q{100 * quantile:g} of {frozen.ratios} ratios" if method == "quantile" else ""
     _print(frozen, output, judged, how)
     _notes(frozen, judged, estimate, scored)
+    note_baselines(model)
 
 
 def _check_output(output: Path, judged: bool, force: bool) -> None:
@@ -277,6 +278,5 @@ def _notes(frozen: Calibration, judged: str, estimate: str | None, scored: bool)
     rule = frozen.grid.layout.rule
     if rule != "asd" and get_rule(rule).sampled:
         note(f"{rule}: a greedy trace cannot show what sampling under it would give; see asdsim rules")
-    note_baselines(frozen.calibration)
     if text := few(*(int(side.requests[0]) for side in sides.values() if side.exact[0])):
         note(text)

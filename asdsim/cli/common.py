@@ -164,7 +164,7 @@ def rule_options(
                 given["upper"] = upper = problems.check(_upper, chosen["B"], chosen["ledger"])
                 if upper is not None and chosen["rule"] == "asd":
                     chosen["B"] = "0"
-            axes = any(chosen[name] is not None for name in ("B", "g", "M"))
+            axes = any(chosen[name] is not None for name in ("B", "g", "M", "K"))
             if exact and chosen["rule"] == "asd" and not axes and not chosen["param"]:
                 grids = problems.check(_vary, varied)
             else:
@@ -186,7 +186,7 @@ def _vary(varied: dict[str, Any]) -> None:
     Grid.product(0, 0, 0, **varied)
 
 
-RULE_FLAGS = ("B", "g", "M", "rule", "param", "semantics", "regret", "value", "ledger", "no_gate")
+RULE_FLAGS = ("B", "g", "M", "K", "rule", "param", "semantics", "regret", "value", "ledger", "no_gate")
 
 
 def rule_flags(exact: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -199,6 +199,8 @@ def rule_flags(exact: bool = False) -> Callable[[Callable[..., Any]], Callable[.
             click.option("--B", "B", metavar="LIST", help=f"Regret budget per request, in logits. {axis}{every}"),
             click.option("--g", "g", metavar="LIST", help="Gate on regret / suffix value, in logits."),
             click.option("--M", "M", metavar="LIST", help="Cap on relaxed tokens per block."),
+            click.option("--K", "K", metavar="LIST", help="Draft lengths to cut the recorded blocks to, such as 3 or "
+                         "1:7; rule truncate takes -p K=LIST.  [default: whole blocks]"),
             click.option("--rule", default="asd", show_default=True, help="Acceptance rule; see asdsim rules."),
             click.option("-p", "--param", multiple=True, metavar="NAME=LIST",
                          help="Parameter of a rule other than asd; may be given several times."),
@@ -238,8 +240,8 @@ def _upper(B: str | None, ledger: str) -> float | None:
 
 
 def grids_of(
-    required: bool, B: str | None, g: str | None, M: str | None, rule: str, param: tuple[str, ...], semantics: str,
-    regret: str, value: str, ledger: str, no_gate: bool,
+    required: bool, B: str | None, g: str | None, M: str | None, K: str | None, rule: str, param: tuple[str, ...],
+    semantics: str, regret: str, value: str, ledger: str, no_gate: bool,
 ) -> Any:  # fmt: skip
     """Return the settings that the rule options name, a list of Grid; None where none was given nor is required.
 
@@ -249,7 +251,7 @@ def grids_of(
         On options that do not belong together, or settings that do not exist.
     """
     from ..rules import get_rule
-    from ..rules.settings import Grid, axis_values, rule_grids
+    from ..rules.settings import Grid, axis_values, parse_lengths, rule_grids
 
     if rule != "asd":
         get_rule(rule)
@@ -259,7 +261,7 @@ def grids_of(
             if not equals or not text:
                 raise UsageError(f"--param {item!r} is not NAME=LIST", fix="write for example --param theta=.8,.9")
             given[name.strip()] = text.strip()
-        for name, axis in (("B", B), ("g", g), ("M", M)):
+        for name, axis in (("B", B), ("g", g), ("M", M), ("K", K)):
             if axis is not None:
                 raise UsageError(f"--{name} belongs to rule asd", fix=f"rule {rule} takes -p NAME=LIST")
         return rule_grids(rule, given)
@@ -267,8 +269,8 @@ def grids_of(
         raise UsageError("--param is for rules other than asd", fix="name one with --rule")
     varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger}
     if B is None and g is None and M is None and not required:
-        usual = {"semantics": "paper", "regret": "logit", "value": "", "ledger": "request", "no_gate": False}
-        for name, flag in (("semantics", semantics), *varied.items(), ("no_gate", no_gate)):
+        usual = {"semantics": "paper", "regret": "logit", "value": "", "ledger": "request", "K": None, "no_gate": False}
+        for name, flag in (("semantics", semantics), *varied.items(), ("K", K), ("no_gate", no_gate)):
             if flag != usual[name]:
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} has no effect without settings", fix="give --B, --g and --M as well")
@@ -283,8 +285,9 @@ def grids_of(
         if axis is not None:
             problems.check(axis_values, name, axis)
     problems.check(_vary, {"semantics": semantics, **varied})
+    lengths = [0] if K is None else problems.check(parse_lengths, K)
     problems.end()
-    return [Grid.product(**axes, semantics=semantics, gate=not no_gate, **varied)]
+    return [Grid.product(**axes, semantics=semantics, gate=not no_gate, K=length, **varied) for length in lengths]
 
 
 def check_threads(threads: int) -> None:

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from ..errors import UsageError
 from .common import TracePath, config_option, counted, json_option, note, print_json, print_rows, with_interval
-from .quality_options import seed_option
+from .quality_options import cost_of, cost_option, seed_option
 
 if TYPE_CHECKING:
     from ..studies.compare import Comparison
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 )
 @click.option("--risk", default="regret_max", show_default=True,
               help="What --level bounds: regret_max|regret_per_token|outputs_differ_share.")  # fmt: skip
-@click.option("--draft-cost", type=float, show_default="median timings of the trace",
-              help="Time of one draft token, as a share of a target verification.")  # fmt: skip
+@cost_option
+@click.option("--draft-cost", type=float, help="In place of --cost: time of one draft token, as a share of a target "
+              "pass that always takes the same.")  # fmt: skip
 @click.option("--off-trace", default="pooled", show_default=True, metavar="stop|aligned|recorded|pooled",
               help="At a prefix that was not captured: drop the request, or estimate.")  # fmt: skip
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda")
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 @json_option
 @config_option
 def command(
-    trace: Path, names: str | None, level: float | None, risk: str, draft_cost: float | None, off_trace: str,
-    device: str, threads: int, seed: int, output: Path | None, as_json: bool,
+    trace: Path, names: str | None, level: float | None, risk: str, cost: str, draft_cost: float | None,
+    off_trace: str, device: str, threads: int, seed: int, output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare acceptance rules on TRACE: each at its published setting, or all at one level of risk.
 
@@ -44,7 +45,7 @@ def command(
     is taken. truncate has no published setting and is shown at the K predicted to be fastest. Figures of a row that is
     not exact are marked with ~ and have no interval; asdsim cover TRACE --rule NAME -p .. makes the row exact. Under
     --off-trace stop only exact settings are taken at a level, and only exact rows are ranked. The predicted speed-up is
-    over the target alone: one token per forward pass, assumed to take as long as a verification.
+    over the target alone, one token per forward pass; what it assumes is said below the table.
     """
     if threads < 0:
         raise UsageError(f"--threads {threads} is negative")
@@ -52,15 +53,19 @@ def command(
         raise UsageError("--risk has no effect without --level", fix="add --level NUMBER")
     if device == "reference":
         raise UsageError("the reference walk is too slow for a comparison", fix="use --device cpu or cuda")
+    stated = click.get_current_context().get_parameter_source("cost") is ParameterSource.COMMANDLINE
+    if cost == "none" or (stated and draft_cost is not None):
+        raise UsageError("a comparison needs one cost", fix="give --cost NAME|FILE or --draft-cost NUMBER")
     from .. import result as api
     from ..rules import NAMES
-    from ..studies.compare import RISKS, compare
+    from ..studies.compare import RISKS, compare, stated_cost
 
-    rules = [name.strip() for name in names.split(",")] if names is not None else ["asd", *NAMES]
     source = api.load(trace)
+    model = stated_cost(draft_cost) if draft_cost is not None else None if cost == "trace" else cost_of(cost, source)
+    rules = [name.strip() for name in names.split(",")] if names is not None else ["asd", *NAMES]
     comparison = compare(
-        source, rules, risk=risk, level=level, draft_cost=draft_cost, off_trace=off_trace, device=device,
-        threads=threads, seed=seed,
+        source, rules, risk=risk, level=level, cost=model, off_trace=off_trace, device=device, threads=threads,
+        seed=seed,
     )  # fmt: skip
     title = "published settings" if level is None else f"{RISKS[risk].partition(',')[0]} <= {level:g}"
     if output is not None:
@@ -76,7 +81,7 @@ def command(
     if as_json:
         print_json("compare", {
             "trace": str(trace), "risk": risk, "level": level, "off_trace": off_trace,
-            "draft_cost": comparison.draft_cost, "draft_cost_source": comparison.cost_source,
+            "cost_source": comparison.cost.source, "cost_notes": comparison.cost.notes(),
             "speedup_over": "the target alone",
             "unpaired_requests": comparison.unpaired, "rows": comparison.rows, "skipped": comparison.skipped,
         })  # fmt: skip
@@ -89,7 +94,7 @@ def print_table(comparison: Comparison, title: str) -> None:
     from ..plots.rules import name_of
     from ..stats import few
 
-    click.echo(f"{title}; a draft token costs {comparison.draft_cost:.3g} verifications ({comparison.cost_source})")
+    click.echo(f"{title}; speed is predicted from {comparison.cost.source}")
     print_rows(
         ["rule", "speed-up over the target alone, predicted", "tokens/step", "accepted/step", "over strict, 95 % (%)",
          "tokens/answer", "regret max", "regret/token", "outputs differ (%)", "exact"],
@@ -97,6 +102,8 @@ def print_table(comparison: Comparison, title: str) -> None:
     )  # fmt: skip
     for text in verdict(comparison):
         click.echo(text)
+    for text in comparison.cost.notes():
+        note(text)
     for name, reason in comparison.skipped.items():
         note(f"{name} left out: {reason}")
     if comparison.unpaired:

@@ -21,7 +21,7 @@ NOT_REPLAYABLE = "a regret sample, not replayable: the file holds only first rej
 @click.option("--from", "kind", default="auto", show_default=True,
               metavar="auto|acceptance|asd-calibration|specdecode-bench", help="Format of a SOURCE file.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .jsonl, or .parquet for regrets.")
-@click.option("--to", "engine", metavar="vllm-synthetic|sglang-sim|trtllm|aiconfigurator",
+@click.option("--to", "engine", metavar="vllm-synthetic|sglang-sim|trtllm|aiconfigurator|dynamo",
               help="Print, from a trace, the input of an engine's simulator mode.")  # fmt: skip
 @rule_options(required=False)
 @json_option

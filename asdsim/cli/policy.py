@@ -81,7 +81,7 @@ METHODS = {"eagle3": "eagle3", "eagle": "eagle", "medusa": "medusa", "model": "d
 
 def how_to_serve(policy: Policy, record: dict[str, Any], path: Path) -> dict[str, str]:
     """Return commands and code by engine."""
-    K, name = record["num_draft_tokens"], record["target"].get("name", "MODEL")
+    K, name = record.get("K", record["num_draft_tokens"]), record["target"].get("name", "MODEL")
     kind, _, where = str(record["drafter"].get("name", "")).partition(":")
     method = METHODS.get(kind)
     speculative: dict[str, Any] = {"method": method or "METHOD", "num_speculative_tokens": K}
@@ -107,7 +107,7 @@ def lines(policy: Policy, record: dict[str, Any], fits: list[str] | None, how: d
     target, drafter = record["target"], record["drafter"]
     shown = [
         f"{policy} ({policy.semantics}), frozen for {target.get('name')} ({target.get('dtype', '?')}) "
-        f"with {drafter.get('name')}, K={record['num_draft_tokens']}",
+        f"with {drafter.get('name')}, K={record.get('K', record['num_draft_tokens'])}",
         _judged(record),
     ]
     if fits is not None:

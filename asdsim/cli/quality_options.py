@@ -13,7 +13,7 @@ from ..errors import UsageError
 from .common import note, print_rows, with_interval
 
 if TYPE_CHECKING:
-    from ..evaluate.cost import CostModel
+    from ..evaluate.cost import Cost
     from ..evaluate.quality import Quality
     from ..evaluate.scorers import Decode, TaskScorer
     from ..trace.reader import Trace
@@ -74,8 +74,8 @@ def cost_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--cost``."""
     return click.option(
         "--cost", metavar="NAME|FILE", default="trace", show_default=True,
-        help="Step times for predicted speeds: trace (its own), a published name, or a table (CSV, JSON); none "
-             "leaves speeds out.",
+        help="Step times: those of the trace, a published name, a table (CSV, JSON) of steps or of measured passes, or "
+        "roofline:DEVICE,model=CONFIG.json,draft=KIND; none leaves speeds out.",
     )(function)  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_options
 
 
-def cost_of(spec: str, trace: Trace) -> CostModel | None:
+def cost_of(spec: str, trace: Trace) -> Cost | None:
     """Return the cost model that ``--cost`` names."""
     from ..evaluate.cost import fit_trace, read_cost
 
@@ -193,11 +193,13 @@ def print_columns(columns: dict[str, dict[str, Any]], names: Iterable[str]) -> N
         note("~: not exact, so without an interval; asdsim cover makes it exact")
 
 
-def note_baselines(quality: Quality) -> None:
-    """Say what the predicted speed-ups are over."""
-    if "speed_up" in quality.figures:
-        note("speed-ups are predicted from step times: over the target alone (one token per forward pass, assumed to "
-             "take as long as a verification), and over strict speculative decoding with the same drafter")  # fmt: skip
+def note_baselines(cost: Cost | None) -> None:
+    """Say what the predicted speed-ups are over, and what they assume."""
+    if cost is not None:
+        note(f"speed-ups are predicted from {cost.source}: over the target alone, one token per forward pass, and over "
+             "strict speculative decoding with the same drafter")  # fmt: skip
+        for text in cost.notes():
+            note(text)
 
 
 def with_finished(row: dict[str, Any]) -> dict[str, Any]:

@@ -23,12 +23,12 @@ from .common import (
     rule_options,
     with_interval,
 )
-from .quality_options import cost_of
+from .quality_options import cost_of, note_baselines
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from ..evaluate.cost import CostModel
+    from ..evaluate.cost import Cost
     from ..result import Result
     from ..rules.settings import Grid
     from ..trace.reader import Trace
@@ -123,7 +123,10 @@ def command(
         if upper is None:
             results = [api.replay_grid(source, grid, progress=bar.update, **how) for grid in chosen]
         else:
-            results = api.replay_grid_breakpoints(source, grid, upper=upper, progress=bar.update, **how)
+            results = [
+                result for part in chosen
+                for result in api.replay_grid_breakpoints(source, part, upper=upper, progress=bar.update, **how)
+            ]  # fmt: skip
     note_unfinished(source)
     total = sum(map(len, results))
     if output is not None:
@@ -141,6 +144,8 @@ def command(
         print_json("replay", {"trace": str(trace), **results[0].provenance(), "settings": total, "rows": rows})
     else:
         print_table(results, model)
+        if results[0].has_intervals:
+            note_baselines(model)
 
 
 def note_default(trace: Trace, shown: Grid, mode: str) -> None:
@@ -162,7 +167,7 @@ def note_default(trace: Trace, shown: Grid, mode: str) -> None:
         note(f"also covered, but not shown: {', '.join(others)}")
 
 
-def print_table(results: list[Result], cost: CostModel | None = None) -> None:
+def print_table(results: list[Result], cost: Cost | None = None) -> None:
     """Print the rows, and what the figures may be taken for."""
     import polars as pl
 
@@ -259,7 +264,7 @@ def _columns(
     return columns
 
 
-def _intervals(result: Result, rows: Sequence[int], cost: CostModel | None) -> list[dict[str, list[float] | None]]:
+def _intervals(result: Result, rows: Sequence[int], cost: Cost | None) -> list[dict[str, list[float] | None]]:
     """Return figures of some rows with their 95 % intervals, as [value, low, high].
 
     None where a row is not exact, or has other requests than its baseline; nothing at all for pooled and the oracle.
@@ -275,7 +280,7 @@ def _intervals(result: Result, rows: Sequence[int], cost: CostModel | None) -> l
     return [{name: row[name] if row[name][1] is not None else None for name in names} for row in held]
 
 
-def _put_intervals(results: list[Result], shown: list[dict[str, Any]], cost: CostModel | None) -> None:
+def _put_intervals(results: list[Result], shown: list[dict[str, Any]], cost: Cost | None) -> None:
     """Put what has a 95 % interval into the rows of a table as ``intervals``; ``row`` counts through all results."""
     first = 0
     for result in results:

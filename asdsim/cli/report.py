@@ -14,7 +14,7 @@ from .quality_options import cost_of, cost_option
 from .show import vocabulary_of
 
 if TYPE_CHECKING:
-    from ..evaluate.cost import CostModel
+    from ..evaluate.cost import Cost
     from ..rules.settings import Grid
 
 FALLBACK: dict[str, Any] = {"B": "0,2,4,8", "g": ".1,.25,.5", "M": "1,2"}
@@ -106,7 +106,7 @@ def reported_grids(trace: Any) -> list[Grid]:
     return [*asd, *others]
 
 
-def trace_cost(trace: Any) -> CostModel | None:
+def trace_cost(trace: Any) -> Cost | None:
     """Return the cost model of a trace; None, with a note, where its step times allow no fit."""
     try:
         return cost_of("trace", trace)

@@ -19,7 +19,7 @@ from .common import (
     threads_option,
     with_interval,
 )  # fmt: skip
-from .quality_options import bootstrap_options, check_resamples, cost_of, cost_option
+from .quality_options import bootstrap_options, check_resamples, cost_of, cost_option, note_baselines
 
 
 @click.command("timing")
@@ -59,7 +59,7 @@ def command(
     from ..stats import few
 
     grid, record = read_policy(policy)
-    model = None if cost == "trace" else cost_of(cost, api.load(trace))
+    model = cost_of(cost, api.load(trace))
     with progress_bar(3 * limit, "timing", "request") as bar:
         timed = time_policy(
             trace, grid, limit=limit, tokens=tokens, cost=model, max_drift=max_drift / 100, interleave=interleave,
@@ -110,6 +110,7 @@ def command(
                    f"({off:+.1f} % off)")  # fmt: skip
     for problem in timed.problems:
         note(problem)
+    note_baselines(model)
     if text := few(timed.requests):
         note(text)
     return 1 if timed.problems else 0

@@ -143,7 +143,8 @@ def check_model(config: EngineConfig, *, vocab_size: int, num_draft_tokens: int 
             f"the policy was frozen for {target.text('name', 'another model')} with a vocabulary of {theirs}, "
             f"this model has {vocab_size}", where=config.file, fix="calibrate on this model",
         )  # fmt: skip
-    width = Fields(record, config.file, EngineError).whole("num_draft_tokens", None)
+    fields = Fields(record, config.file, EngineError)
+    width = fields.whole("K", fields.whole("num_draft_tokens", None))
     if (
         width is not None
         and num_draft_tokens is not None

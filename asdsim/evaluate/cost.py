@@ -1,10 +1,15 @@
-"""Seconds: what a step costs, fitted from a trace's own timings or given, and the speed-up that follows.
+"""Seconds: what a step costs, and the speed-up that follows: the one model behind every predicted speed.
 
-A step drafts, verifies and decides. Each part costs ``base + per_draft * K + per_context * L`` microseconds, with L the
-tokens (prompt and generated) that the step stands on. The first step of a request also reads the prompt and is fitted
-on its own, with L the length of the prompt. Timings of captured steps (wave 0) are used, never those of ``cover``:
-they are shares of a batch. Fits are robust (soft L1 beyond the spread of the residuals), since timings have outliers
-on one side.
+:class:`Cost` says what a model of cost answers: microseconds of drafting, of one pass of the target over some tokens of
+some requests, and of deciding. Here is :class:`CostModel`, fitted to the timings of a trace or to a user's table of
+steps, which knows one request at a time; :mod:`.step_table` interpolates measured passes by batch and width, and
+:mod:`.roofline` computes them from a model's size and a device's data sheet.
+
+In a :class:`CostModel` a step drafts, verifies and decides. Each part costs ``base + per_draft * K + per_context * L``
+microseconds, with L the tokens (prompt and generated) that the step stands on. The first step of a request also reads
+the prompt and is fitted on its own, with L the length of the prompt. Timings of captured steps (wave 0) are used, never
+those of ``cover``: they are shares of a batch. Fits are robust (soft L1 beyond the spread of the residuals), since
+timings have outliers on one side.
 
 Where all blocks have one K, the trace cannot tell ``per_draft`` from ``base``: the fit leaves it out and says so.
 """
@@ -26,10 +31,14 @@ from ..files import read_rows, read_text, shown
 
 if TYPE_CHECKING:
     from ..trace.reader import Trace
+    from ..walk.batch import Times
 
 Floats = npt.NDArray[np.float64]
 PARTS = ("draft", "verify", "select")
 TERMS = ("base", "per_draft", "per_context")
+MAX_SCATTER = 0.10
+"""Median distance of a step's time from the fit, over the median time, beyond which timings are not to be trusted: on a
+quiet machine it is 2 %."""
 
 
 @dataclass(frozen=True)
@@ -45,35 +54,53 @@ class Linear:
         return self.base + self.per_draft * drafted + self.per_context * context
 
 
-@dataclass(frozen=True)
-class CostModel:
-    """What steps cost.
+class Cost:
+    """What steps cost, in microseconds; a model of it gives the four parts.
 
     Attributes
     ----------
-    draft, verify, select : Linear
-        Of every step but the first of a request.
-    first : Linear
-        The whole first step, prompt included; L is the length of the prompt.
     source : str
         Where the figures come from.
-    fit : dict
-        How well they fit: steps used, and the median absolute residual of each part in microseconds.
     """
 
-    draft: Linear
-    verify: Linear
-    select: Linear
-    first: Linear
     source: str
-    fit: dict[str, Any] = field(default_factory=dict)
+
+    def draft_us(self, drafted: Any, context: Any = 0.0, batch: int = 1) -> Any:
+        """Return microseconds of drafting at most K tokens for each of ``batch`` requests."""
+        raise NotImplementedError
+
+    def pass_us(self, tokens: Any, context: Any = 0.0, batch: int = 1) -> Any:
+        """Return microseconds of one pass of the target.
+
+        Parameters
+        ----------
+        tokens : array
+            Tokens in the pass, of all its requests together: 1 each for the target alone, K + 1 for a verification.
+        context : array
+            Tokens that the requests stand on, together.
+        batch : int
+            Requests in the pass.
+        """
+        raise NotImplementedError
+
+    def select_us(self, drafted: Any, context: Any = 0.0) -> Any:
+        """Return microseconds of deciding on a block."""
+        return 0.0
+
+    def first_us(self, drafted: Any, prompt: Any) -> Any:
+        """Return microseconds of the first step of a request, its prompt included."""
+        return self.pass_us(prompt) + self.step(drafted, prompt)
+
+    def notes(self) -> list[str]:
+        """Return what the figures assume, for people."""
+        return []
 
     def step(self, drafted: Any, context: Any) -> Any:
-        """Return microseconds of a whole step that is not the first one."""
-        return sum(getattr(self, part).at(drafted, context) for part in PARTS)
+        """Return microseconds of a whole step of one request that is not its first one."""
+        return self.draft_us(drafted, context) + self.pass_us(drafted + 1, context) + self.select_us(drafted, context)
 
     def seconds(self, steps: Any, drafted: Any, tokens: Any, prompt: Any) -> Floats:
-        """Return the predicted seconds of whole requests.
+        """Return the predicted seconds of whole requests, one at a time.
 
         The steps of a walk are taken to be spread evenly over its tokens, so their mean context is the prompt and half
         of what was generated; on the committed traces this moves the sum by less than 1 % (see the tests).
@@ -90,7 +117,7 @@ class CostModel:
         width = np.where(steps > 0, drafted / np.maximum(steps, 1), 0.0)
         # Steps 1 .. n - 1 stand behind tokens/n, 2 tokens/n, ..: on average half of all tokens.
         later = self.step(width, prompt + 0.5 * tokens)
-        return np.asarray((np.where(steps > 0, self.first.at(width, prompt), 0.0) + rest * later) * 1e-6)
+        return np.asarray((np.where(steps > 0, self.first_us(width, prompt), 0.0) + rest * later) * 1e-6)
 
     def plain_seconds(self, tokens: Any, prompt: Any) -> Floats:
         """Return the predicted seconds of the target alone on whole requests: one forward pass per token, no draft.
@@ -105,10 +132,119 @@ class CostModel:
             Generated tokens, and tokens of the prompt, of each request.
         """
         tokens, prompt = np.asarray(tokens, np.float64), np.asarray(prompt, np.float64)
-        begin = self.first.at(0, prompt) - self.draft.at(0, prompt) - self.select.at(0, prompt)
-        begin = np.maximum(begin, self.verify.at(0, prompt))
-        each = self.verify.at(0, prompt + 0.5 * tokens)
+        begin = self.first_us(0, prompt) - self.draft_us(0, prompt) - self.select_us(0, prompt)
+        begin = np.maximum(begin, self.pass_us(1, prompt))
+        each = self.pass_us(1, prompt + 0.5 * tokens)
         return np.asarray((np.where(tokens > 0, begin, 0.0) + np.maximum(tokens - 1, 0) * each) * 1e-6)
+
+    def verification(self, K: int, context: float, batch: int = 1) -> float:
+        """Return how long a verification of K draft tokens takes, in passes over one token each."""
+        return float(
+            self.pass_us(batch * (K + 1), batch * context, batch) / self.pass_us(batch, batch * context, batch)
+        )
+
+    def times(self, batch: int, K: int, longest: int, chunk: int = 0) -> Times:
+        """Return seconds of the parts of an iteration, for :func:`asdsim.walk.batch.simulate`.
+
+        Parameters
+        ----------
+        batch, K, longest : int
+            Largest batch, longest draft and longest prompt.
+        chunk : int
+            Prompt tokens read beside an iteration.
+
+        Raises
+        ------
+        UsageError
+            If the model knows one request at a time only, and ``batch`` is larger.
+        """
+        from ..walk.batch import Times
+
+        memory, draft = np.zeros((batch + 1, batch * (K + 1) + chunk + 1)), np.zeros((batch + 1, K + 1))
+        tokens, drafted = np.arange(memory.shape[1], dtype=np.float64), np.arange(K + 1, dtype=np.float64)
+        for number in range(batch + 1):
+            held, most = max(number, 1), number * (K + 1) + chunk + 1
+            memory[number, :most] = self.pass_us(tokens[:most], 0.0, held) + number * self.select_us(np.float64(K))
+            draft[number] = self.draft_us(drafted, 0.0, held) if number else 0.0
+        draft[:, 0] = 0.0  # no draft, no drafter
+        slope = float(self.pass_us(1.0, 1.0) - self.pass_us(1.0, 0.0))
+        prompts = np.arange(longest + 1, dtype=np.float64)
+        prompt = np.asarray(self.first_us(0.0, prompts) - self.step(0.0, prompts), np.float64)
+        compute = np.zeros_like(memory)
+        return Times(1e-6 * memory, compute, 1e-6 * slope, 0.0, 1e-6 * draft, 1e-6 * np.maximum(prompt, 0.0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, in microseconds."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class CostModel(Cost):
+    """What steps of one request at a time cost.
+
+    Attributes
+    ----------
+    draft, verify, select : Linear
+        Of every step but the first of a request.
+    first : Linear
+        The whole first step, prompt included; L is the length of the prompt.
+    source : str
+        Where the figures come from.
+    fit : dict
+        How well they fit: steps used, the median absolute residual of each part in microseconds, and ``scatter``, these
+        over the median time of a step.
+    """
+
+    draft: Linear
+    verify: Linear
+    select: Linear
+    first: Linear
+    source: str
+    fit: dict[str, Any] = field(default_factory=dict)
+
+    def draft_us(self, drafted: Any, context: Any = 0.0, batch: int = 1) -> Any:
+        """Return microseconds of drafting K tokens."""
+        self._check(batch)
+        return self.draft.at(drafted, context)
+
+    def pass_us(self, tokens: Any, context: Any = 0.0, batch: int = 1) -> Any:
+        """Return microseconds of one pass over K + 1 tokens."""
+        self._check(batch)
+        return self.verify.at(np.asarray(tokens) - 1, context)
+
+    def select_us(self, drafted: Any, context: Any = 0.0) -> Any:
+        """Return microseconds of deciding on a block."""
+        return self.select.at(drafted, context)
+
+    def first_us(self, drafted: Any, prompt: Any) -> Any:
+        """Return microseconds of the first step of a request, as fitted."""
+        return self.first.at(drafted, prompt)
+
+    def _check(self, batch: int) -> None:
+        if batch > 1:
+            raise UsageError(
+                f"these step times are of one request at a time, and say nothing of a batch of {batch}",
+                where=self.source, fix="name a table with a column batch, or roofline:DEVICE,model=CONFIG.json",
+            )  # fmt: skip
+
+    def notes(self) -> list[str]:
+        """Return what the figures assume."""
+        lines = []
+        if self.verify.per_draft == 0.0:
+            lines.append(
+                "a pass over one token is taken to last as long as a verification: these step times do not tell them "
+                "apart, so the target alone may be faster than predicted, and a speed-up over it smaller"
+            )
+        if self.fit.get("scatter", 0.0) > MAX_SCATTER:
+            lines.append(
+                f"these step times scatter by {self.fit['scatter']:.0%} about their fit: the machine was busy when "
+                "they were taken, and a speed predicted from them means little"
+            )
+        return lines
+
+    def step(self, drafted: Any, context: Any) -> Any:
+        """Return microseconds of a whole step that is not the first one."""
+        return sum(getattr(self, part).at(drafted, context) for part in PARTS)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, in microseconds."""
@@ -157,8 +293,10 @@ def fit_trace(trace: Trace) -> CostModel:
         models["first"], residual["first"] = robust(drafted[root], context[root], whole[root])
     else:
         models["first"] = _sum(models[part] for part in PARTS)
+    typical = sum(float(np.median(times[part][inner])) for part in PARTS)
     fit = {
         "steps": len(inner), "first_steps": len(root), "median_absolute_residual_us": residual,
+        "scatter": sum(residual[part] for part in PARTS) / typical,
         "per_draft_known": bool(np.ptp(drafted[inner]) > 0),
     }  # fmt: skip
     return CostModel(**models, source=f"timings of {trace.path}", fit=fit)
@@ -235,7 +373,7 @@ def from_rows(rows: Sequence[Mapping[str, Any]], source: str) -> CostModel:
         if row.get("verify_us") in (None, ""):
             raise UsageError("no verify_us", where=where, fix="give microseconds of one verification")
         for name in known:
-            table[name].append(_time(name, row.get(name), where))
+            table[name].append(read_time(name, row.get(name), where))
         if not table["verify_us"][-1] > 0:
             raise UsageError("verify_us is 0", where=where, fix="give microseconds of one verification")
     if not rows:
@@ -254,7 +392,7 @@ def from_rows(rows: Sequence[Mapping[str, Any]], source: str) -> CostModel:
     return CostModel(**parts, source=source, fit={"rows": len(rows)})
 
 
-def _time(name: str, value: Any, where: str) -> float:
+def read_time(name: str, value: Any, where: str) -> float:
     """Return a cell as a number, 0 where it is empty."""
     try:
         if isinstance(value, bool):
@@ -269,8 +407,15 @@ def _time(name: str, value: Any, where: str) -> float:
     return number
 
 
-def read_cost(spec: str) -> CostModel:
-    """Return a cost model by published name, or from a user's table (CSV or JSON, see :func:`from_rows`).
+def read_cost(spec: str) -> Cost:
+    """Return the model of cost that ``--cost`` names.
+
+    Parameters
+    ----------
+    spec : str
+        A published name (:data:`PUBLISHED`); ``roofline:DEVICE,model=CONFIG.json,..``, see :mod:`.roofline`; or a table
+        (CSV or JSON): of steps, see :func:`from_rows`, or with a column ``milliseconds`` of passes, see
+        :mod:`.step_table`.
 
     Raises
     ------
@@ -280,9 +425,15 @@ def read_cost(spec: str) -> CostModel:
     if spec in PUBLISHED:
         values = dict(PUBLISHED[spec])
         return from_rows([{key: value for key, value in values.items() if key != "source"}], values["source"])
+    if spec.startswith("roofline:"):
+        from .roofline import read_roofline
+
+        return read_roofline(spec)
     path = Path(spec)
     if not path.exists():
-        raise unknown_name("cost", spec, [*PUBLISHED, "or a file: FILE.csv, FILE.json"])
+        raise unknown_name(
+            "cost", spec, [*PUBLISHED, "roofline:DEVICE,model=CONFIG.json", "or a file: FILE.csv, FILE.json"]
+        )
     if path.name.removesuffix(".gz").endswith(".csv"):
         try:
             rows: list[Any] = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
@@ -290,4 +441,8 @@ def read_cost(spec: str) -> CostModel:
             raise UsageError(f"not valid CSV: {error}", where=shown(path)) from None
     else:
         rows = [row for _, row in read_rows(path)]
+    if rows and "milliseconds" in rows[0]:
+        from .step_table import from_pass_rows
+
+        return from_pass_rows(rows, shown(path))
     return from_rows(rows, shown(path))

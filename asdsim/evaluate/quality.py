@@ -23,7 +23,7 @@ from ..stats import Intervals
 from ..trace.graph import Graph, build_graph
 from ..walk import request as columns
 from ..walk.sweep import Walks, walk_grid
-from .cost import CostModel
+from .cost import Cost
 from .figures import FIGURES
 from .outputs import EdgeTable, apart, edge_table
 
@@ -236,7 +236,7 @@ class Evaluator:
     Parameters
     ----------
     trace : Trace
-    cost : CostModel, optional
+    cost : Cost, optional
         Without it there is no speed.
     scorer : callable, optional
         Without it there is no accuracy.
@@ -257,7 +257,7 @@ class Evaluator:
         self,
         trace: Trace,
         *,
-        cost: CostModel | None = None,
+        cost: Cost | None = None,
         scorer: Scorer | None = None,
         resamples: int = stats.RESAMPLES,
         seed: int = 0,
@@ -351,9 +351,11 @@ def strict_beside(grid: Grid) -> Grid:
     """Return strict matching as the baseline of a grid.
 
     Of a reading of ASD it is B = 0 of that reading (under ``lightllm``, which compares logits, ties are accepted); of
-    another rule strict matching by token id, on whole blocks even where the rule cuts them.
+    another rule strict matching by token id. Both on whole blocks, even where the grid cuts them.
     """
-    return replace(grid.strict, layout=grid.layout) if grid.layout.rule == "asd" else Grid.of([STRICT])
+    if grid.layout.rule == "asd":
+        return replace(grid.strict, layout=replace(grid.layout, width=0))
+    return Grid.of([STRICT])
 
 
 @dataclass

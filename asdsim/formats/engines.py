@@ -5,7 +5,8 @@ patch. Its texts mean nothing in that mode: tokens are accepted by lot.
 
 Sources: vLLM 0.32, ``speculative_config`` (rates that all drafts up to a position are accepted); SGLang 0.5.23,
 ``SGLANG_SIMULATE_ACC_LEN`` (length with the bonus token); TensorRT-LLM, ``TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS``
-(draft tokens, without it); AIConfigurator, ``nextn`` and ``nextn_accepted``, in older releases ``nextn_accept_rates``.
+(draft tokens, without it); AIConfigurator, ``nextn`` and ``nextn_accepted``, in older releases ``nextn_accept_rates``;
+Dynamo's mocker, ``aic_nextn`` and ``aic_nextn_accept_rates`` (conditional, separated by commas).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from ..errors import UsageError, unknown_name
 
-ENGINES = ("vllm-synthetic", "sglang-sim", "trtllm", "aiconfigurator")
+ENGINES = ("vllm-synthetic", "sglang-sim", "trtllm", "aiconfigurator", "dynamo")
 NOTE = "for speed only: the engine accepts by lot in this mode, and the texts that it writes mean nothing"
 
 
@@ -93,6 +94,11 @@ def settings_for(engine: str, rates: Rates) -> dict[str, Any]:
         environment = {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": f"{accepted:.6g}"}
         options["max_draft_len"] = width
         notes.append(f"older releases take whole numbers only: {int(accepted)} and {int(accepted) + 1} bracket it")
+    elif engine == "dynamo":
+        options = {"aic_nextn": width, "aic_nextn_accept_rates": ",".join(f"{rate:.6g}" for rate in rates.conditional)}
+        notes.append("arguments of the mocker's engine (MockEngineArgs, --aic-nextn); rates are conditional")
+        if width > 5:
+            notes.append(f"the mocker takes an aic_nextn of at most 5, not {width}: take --K 5 or less")
     else:
         options = {"nextn": width, "nextn_accepted": round(accepted, 6)}
         notes.append("older releases take nextn_accept_rates, the conditional rates, in place of nextn_accepted")

@@ -89,6 +89,8 @@ def cover_with(
     from ..trace.reader import read_trace
 
     trace = read_trace(writer.path, verify=False)
+    if grid.layout.width:
+        trace.check_length(grid.layout.width)
     manifest = writer.manifest
     recorder = recorder_of(manifest)
     if faithful:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .. import stats
 from ..errors import UsageError
-from ..evaluate.cost import CostModel
+from ..evaluate.cost import Cost
 from ..evaluate.quality import Evaluator
 from ..rules.settings import STRICT, Grid, Policy
 from ..stats import Intervals
@@ -88,7 +88,7 @@ def time_policy(
     *,
     limit: int = 8,
     tokens: int | None = None,
-    cost: CostModel | None = None,
+    cost: Cost | None = None,
     max_drift: float = MAX_DRIFT,
     interleave: bool = False,
     policy: dict[str, Any] | None = None,
@@ -112,7 +112,7 @@ def time_policy(
         Requests.
     tokens : int, optional
         Tokens to generate for each; by default the trace's limit.
-    cost : CostModel, optional
+    cost : Cost, optional
         By default fitted from the trace.
     max_drift : float
         Largest drift that is acceptable.

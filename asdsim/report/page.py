@@ -28,7 +28,7 @@ from ..rules.settings import Policy
 from .data import ENDED, FINAL, GAP_UNIT, Content, collect, is_baseline, settings_of
 
 if TYPE_CHECKING:
-    from ..evaluate.cost import CostModel
+    from ..evaluate.cost import Cost
     from ..evaluate.quality import Quality
     from ..result import Result
     from ..trace.vocabulary import Vocabulary
@@ -82,7 +82,7 @@ def write_report(
     results: Sequence[Result],
     vocabulary: Vocabulary,
     *,
-    cost: CostModel | None = None,
+    cost: Cost | None = None,
     policy: Policy | None = None,
     command: str = "",
     note: Callable[[str], None] = lambda text: None,
@@ -98,7 +98,7 @@ def write_report(
         Replays of one trace, one for each rule or reading; at least one.
     vocabulary : Vocabulary
         Text of the trace's tokens.
-    cost : CostModel, optional
+    cost : Cost, optional
         Predicts speed-ups.
     policy : Policy, optional
         The setting that the page begins with; by default the paper's, or else the longest exact one.

@@ -59,6 +59,8 @@ def asd_setting(fields: Fields) -> Grid:
     B, g, M = (fields.number(name, infinite=True) for name in ("B", "g", "M"))
     usual = {"regret": "logit", "value": "", "ledger": "request"}
     reading: dict[str, Any] = {name: fields.text(name, default) for name, default in usual.items()}
+    if "K" in fields.values:
+        reading["K"] = fields.whole("K")
     try:
         return Grid.product(B, g, M, semantics, **reading)
     except UsageError as error:

@@ -88,7 +88,8 @@ class Layout:
     def __str__(self) -> str:
         if self.rule != "asd":
             return " ".join([self.rule, *(f"{name}={value}" for name, value in self.params)])
-        return f"asd regret={self.regret} value={self.value} mismatch={self.mismatch}"
+        cut = f" K={self.width}" if self.width else ""
+        return f"asd regret={self.regret} value={self.value} mismatch={self.mismatch}{cut}"
 
 
 DEFAULT = Layout()

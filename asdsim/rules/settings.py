@@ -93,15 +93,16 @@ class Policy:
         return Reading(self.semantics, self.ledger)
 
     def __str__(self) -> str:
-        return self.label or f"B={self.budget:g} g={self.gate:g} M={self.cap:g}"
+        cut = f" K={self.layout.width}" if self.layout.width else ""
+        return self.label or f"B={self.budget:g} g={self.gate:g} M={self.cap:g}{cut}"
 
 
 SEMANTICS = {"paper": "suffix", "core": "suffix", "dspark": "normalised", "lightllm": "suffix"}
 """Readings of ASD, and the value scheme of each."""
 
 
-def layout_of(semantics: str, *, regret: str = "logit", value: str = "") -> Layout:
-    """Return how a reading of ASD lays out its mismatches.
+def layout_of(semantics: str, *, regret: str = "logit", value: str = "", K: int = 0) -> Layout:
+    """Return how a reading of ASD lays out its mismatches, in blocks cut to K draft tokens (0: whole ones).
 
     Raises
     ------
@@ -111,7 +112,7 @@ def layout_of(semantics: str, *, regret: str = "logit", value: str = "") -> Layo
     if semantics not in SEMANTICS:
         raise unknown_name("semantics", semantics, list(SEMANTICS))
     mismatch = "regret" if semantics == "lightllm" else "id"
-    return Layout(regret=regret, value=value or SEMANTICS[semantics], mismatch=mismatch)
+    return Layout(regret=regret, value=value or SEMANTICS[semantics], mismatch=mismatch, width=K)
 
 
 STRICT = Policy(0.0, 0.0, 0.0)
@@ -132,6 +133,22 @@ def parse_axis(name: str, text: str) -> list[float]:
     for value in values:
         check_value(name, value)
     return values
+
+
+def parse_lengths(text: str) -> list[int]:
+    """Read draft lengths: ``"3"``, ``"1:7"`` (every one from 1 to 7), ``"1,3,7"``.
+
+    Raises
+    ------
+    UsageError
+        On anything but whole numbers from 1 on.
+    """
+    pieces = ",".join(f"{item}:1" if item.count(":") == 1 else item for item in text.split(","))
+    lengths = unfold("K", pieces)
+    for length in lengths:
+        if not (length >= 1 and float(length).is_integer()):
+            raise UsageError(f"K={length:g} is no draft length", fix="give whole numbers from 1 on, such as 3 or 1:7")
+    return [int(length) for length in lengths]
 
 
 def unfold(name: str, text: str) -> list[float]:
@@ -265,7 +282,7 @@ class Grid:
         if self.params:
             return " ".join(f"{name}={_short(value)}" for name, value in self.params[index].items() if value != -1.0)
         varied = {"regret": (self.layout.regret, "logit"), "value": (self.layout.value, SEMANTICS[self.semantics]),
-                  "ledger": (self.ledger, "request")}  # fmt: skip
+                  "ledger": (self.ledger, "request"), "K": (self.layout.width, 0)}  # fmt: skip
         return " ".join(f"{name}={value}" for name, (value, usual) in varied.items() if value != usual)
 
     @classmethod
@@ -280,6 +297,7 @@ class Grid:
         value: str = "",
         ledger: str = "request",
         gate: bool = True,
+        K: int = 0,
     ) -> Grid:
         """Return every combination, B outermost and M innermost.
 
@@ -293,13 +311,16 @@ class Grid:
             ``request``, ``block`` (spent starts from 0 in every block) or ``none`` (no budget: B is ignored).
         gate : bool
             False lifts the gate: g is ignored.
+        K : int
+            Cut every block to its first K draft tokens, as a drafter that proposes K would; 0 takes whole blocks. The
+            value of a position is that of the shorter block: K - i for ASD.
 
         Raises
         ------
         UsageError
             On an invalid value, or an unknown name.
         """
-        layout = layout_of(semantics, regret=regret, value=value)
+        layout = layout_of(semantics, regret=regret, value=value, K=K)
         if ledger not in LEDGERS:
             raise unknown_name("ledger", ledger, list(LEDGERS))
         kept = "block" if ledger == "block" else "request"

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import stats
 from ..errors import UsageError
-from ..evaluate.cost import CostModel
+from ..evaluate.cost import Cost
 from ..evaluate.quality import Evaluator, Quality, strict_beside
 from ..evaluate.scorers import TaskScorer, make_scorer, readings
 from ..rules.settings import Grid
@@ -85,7 +85,7 @@ def audit(
     margin: float | None = None,
     alpha: float = 1 - stats.LEVEL,
     until_decided: bool = False,
-    cost: CostModel | None = None,
+    cost: Cost | None = None,
     resamples: int = stats.RESAMPLES,
     seed: int = 0,
 ) -> Audit:

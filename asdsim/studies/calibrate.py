@@ -24,7 +24,7 @@ from ..trace.graph import Graph
 from .frozen import check_same_models, how_to_cover, identity, setting_name, setting_record
 
 if TYPE_CHECKING:
-    from ..evaluate.cost import CostModel
+    from ..evaluate.cost import Cost
     from ..trace.reader import Trace
 
 METHODS = ("pareto", "quantile")
@@ -452,9 +452,7 @@ def _held_out_in_turn(
     return folds, quality
 
 
-def policy_record(
-    calibration: Calibration, trace: Trace, holdout: Trace | None, cost: CostModel | None
-) -> dict[str, Any]:
+def policy_record(calibration: Calibration, trace: Trace, holdout: Trace | None, cost: Cost | None) -> dict[str, Any]:
     """Return the content of ``policy.json``: the setting, what it belongs to, and how it was found and judged."""
 
     def side(source: Trace | None, quality: Quality | None) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from .. import stats
 from ..errors import TraceError, UsageError, unknown_name
+from ..evaluate.cost import Cost, CostModel, Linear, fit_trace
 from ..evaluate.figures import FIGURES
 from ..rules import NAMES, get_rule
 from ..rules.scoring import Layout
@@ -63,6 +64,8 @@ class Measured:
     steps, tokens, accepted, spent, drafted : float64 (n, R)
     differs, exact : bool (n, R)
         Whether the output is not the strict one, and whether the walk met captured steps only.
+    prompt : float64 (R,)
+        Tokens of each prompt.
     """
 
     grid: Grid
@@ -73,6 +76,7 @@ class Measured:
     drafted: Floats
     differs: npt.NDArray[np.bool_]
     exact: npt.NDArray[np.bool_]
+    prompt: Floats
 
     def risk(self, name: str) -> Floats:
         """Return a risk measure of every setting."""
@@ -86,7 +90,7 @@ class Measured:
         """Return the same for some requests."""
         return Measured(
             self.grid, self.steps[:, rows], self.tokens[:, rows], self.accepted[:, rows], self.spent[:, rows],
-            self.drafted[:, rows], self.differs[:, rows], self.exact[:, rows],
+            self.drafted[:, rows], self.differs[:, rows], self.exact[:, rows], self.prompt[rows],
         )  # fmt: skip
 
 
@@ -106,9 +110,8 @@ class Comparison:
     level : float or None
         Of the risk measure; None for published settings.
     risk : str
-    draft_cost : float
-        Seconds of one draft token, in target verifications.
-    cost_source : str
+    cost : Cost
+        Of the predicted speed.
     off_trace : str
         Under ``stop`` each rule covers the requests that never left the trace: a biased sample, and not the same one
         for every rule. At a level, settings with such a request are not candidates.
@@ -117,8 +120,7 @@ class Comparison:
     rows: list[dict[str, Any]]
     risk: str
     level: float | None
-    draft_cost: float
-    cost_source: str
+    cost: Cost
     off_trace: str = "pooled"
     skipped: dict[str, str] = field(default_factory=dict)
     unpaired: int = 0
@@ -180,20 +182,25 @@ class Meter:
             counts, spent = walks.counts.astype(np.float64), walks.spent
         steps, tokens, accepted, drafted = (counts[..., name] for name in (STEPS, TOKENS, ACCEPTED, DRAFTED))
         relaxed = true.counts[..., RELAXED] > 0
-        measured = Measured(grid, steps, tokens, accepted, spent, drafted, relaxed, true.exact)
+        prompt = np.array([len(record.prompt_ids) for record in self.trace.request_records()], np.float64)
+        measured = Measured(grid, steps, tokens, accepted, spent, drafted, relaxed, true.exact, prompt)
         return measured if len(self.paired) == graph.num_requests else measured.requests(self.paired)
 
 
-def draft_cost_of(trace: Trace) -> float:
-    """Return the median time of one draft token over the median time of a verification, on the captured path."""
-    path = (trace.column("steps", "wave") == 0) & (trace.column("steps", "num_draft_tokens") > 0)
-    verify = np.median(trace.column("steps", "verify_us")[path]) if path.any() else 0.0
-    if not verify > 0:
-        raise UsageError(
-            "the trace has no timings, so no draft cost", where=str(trace.path), fix="state one with --draft-cost"
-        )
-    drafted = trace.column("steps", "draft_us")[path] / trace.column("steps", "num_draft_tokens")[path]
-    return float(np.median(drafted) / verify)
+def stated_cost(draft_cost: float) -> Cost:
+    """Return the model of cost in which a draft token takes so many verifications, and a pass always the same time.
+
+    Raises
+    ------
+    UsageError
+        If that is no cost.
+    """
+    if not (draft_cost >= 0 and np.isfinite(draft_cost)):
+        raise UsageError(f"draft cost {draft_cost} is no cost", fix="give a number >= 0, in target verifications")
+    draft, verify = Linear(per_draft=1e6 * draft_cost), Linear(1e6)
+    return CostModel(
+        draft, verify, Linear(), Linear(1e6, 1e6 * draft_cost), f"a draft cost of {draft_cost:g}, as stated"
+    )
 
 
 def published(name: str, num_draft_tokens: int = 0) -> list[Grid]:
@@ -218,7 +225,7 @@ def compare(
     *,
     risk: str = "regret_max",
     level: float | None = None,
-    draft_cost: float | None = None,
+    cost: Cost | None = None,
     off_trace: str = "pooled",
     device: str = "auto",
     threads: int = 0,
@@ -238,9 +245,8 @@ def compare(
         Key of :data:`RISKS`.
     level : float, optional
         Match this risk; by default every rule at its published setting.
-    draft_cost : float, optional
-        Seconds of one draft token in target verifications, for the predicted speed; by default from the trace's
-        timings. A step costs 1 + K x this, and plain decoding 1 per token.
+    cost : Cost, optional
+        For the predicted speed; by default fitted to the trace's timings.
     off_trace : str
         What happens at prefixes that were not captured; all but ``stop`` are estimates where ``exact_share`` is below
         1.
@@ -250,21 +256,18 @@ def compare(
     Raises
     ------
     UsageError
-        On an unknown rule or risk, a level that is negative, or a cost that is.
+        On an unknown rule or risk, a level that is negative, or a trace without timings and no cost.
     """
     if risk not in RISKS:
         raise unknown_name("risk measure", risk, list(RISKS))
     if level is not None and not level >= 0:
         raise UsageError(f"level {level} of {risk} is negative", fix="give a number >= 0")
-    if draft_cost is not None and not (draft_cost >= 0 and np.isfinite(draft_cost)):
-        raise UsageError(f"draft cost {draft_cost} is not a cost", fix="give a number >= 0, in target verifications")
     for name in rules:
         if name not in ("asd", *NAMES):
             raise unknown_name("rule", name, ["asd", *NAMES])
-    source = "stated" if draft_cost is not None else "median timings of the trace"
-    cost = draft_cost if draft_cost is not None else draft_cost_of(trace)
+    cost = cost or fit_trace(trace)
     meter = Meter(trace, off_trace, device, threads)
-    comparison = Comparison([], risk, level, cost, source, off_trace)
+    comparison = Comparison([], risk, level, cost, off_trace)
     comparison.unpaired = len(trace.request_ids()) - len(meter.paired)
     settings: dict[str, Measured] = {}
     for name in dict.fromkeys(rules):
@@ -289,13 +292,13 @@ def compare(
     return comparison
 
 
-def pick_setting(meter: Meter, name: str, risk: str, level: float | None, cost: float) -> Measured | None:
+def pick_setting(meter: Meter, name: str, risk: str, level: float | None, cost: Cost) -> Measured | None:
     """Return the one setting of a rule that takes part, None where no setting is within the level."""
     if name == "truncate":
         tried = [meter.measure(grid) for grid in published(name, meter.trace.manifest.num_draft_tokens)]
         if meter.off_trace == "stop":  # the longest draft is strict matching, and exact
             tried = [setting for setting in tried if setting.exact.all()] or tried[-1:]
-        return max(tried, key=lambda setting: float(speedup(setting, cost)[0]))
+        return max(tried, key=lambda setting: float(speedup(setting, meter.strict, cost)[0]))
     if level is None or name == "strict":
         return meter.measure(published(name)[0])
     values = list(ASD_LADDER if name == "asd" else get_rule(name).ladder)
@@ -324,12 +327,20 @@ def _best(tried: Measured, values: Sequence[float], risk: str, level: float, onl
     return values[int(np.argmax(np.where(within, length, -np.inf)))] if within.any() else None
 
 
-def speedup(setting: Measured, cost: float) -> Floats:
-    """Return tokens per unit of time over the target alone, which takes 1 per token; a step is 1 + drafted x cost."""
-    return setting.tokens.sum(axis=1) / (setting.steps.sum(axis=1) + cost * setting.drafted.sum(axis=1))
+def speedup(setting: Measured, strict: Measured, cost: Cost) -> Floats:
+    """Return predicted tokens per second over those of the target alone, by :data:`FIGURES`'s formula; float64 (n,).
+
+    ``strict`` holds strict matching on the same requests.
+    """
+    columns = {
+        "tokens": setting.tokens,
+        "seconds": cost.seconds(setting.steps, setting.drafted, setting.tokens, setting.prompt),
+        "tokens_strict": strict.tokens, "plain_strict": cost.plain_seconds(strict.tokens, strict.prompt),
+    }  # fmt: skip
+    return FIGURES["speed_up_plain"].formula({name: values.sum(axis=1) for name, values in columns.items()})
 
 
-def _row(name: str, setting: Measured, meter: Meter, cost: float, weights: Floats) -> dict[str, Any]:
+def _row(name: str, setting: Measured, meter: Meter, cost: Cost, weights: Floats) -> dict[str, Any]:
     keep = setting.exact[0] if meter.off_trace == "stop" else np.ones_like(setting.exact[0])
     exact = bool(setting.exact.all())
     row: dict[str, Any] = {
@@ -348,7 +359,7 @@ def _row(name: str, setting: Measured, meter: Meter, cost: float, weights: Float
     row["mean_acceptance_length"] = float(kept.tokens.sum() / steps)
     row["accepted_per_proposal"] = float(kept.accepted.sum() / steps)
     row["tokens_per_answer"] = float(kept.tokens.sum() / keep.sum())
-    row["predicted_speedup"] = float(speedup(kept, cost)[0])
+    row["predicted_speedup"] = float(speedup(kept, meter.strict.requests(keep), cost)[0])
     row["acceptance_length_gain"], low, high = gain(setting, meter.strict, keep, weights)
     if exact:
         row["gain_low"], row["gain_high"] = low, high

@@ -66,6 +66,7 @@ def setting_record(grid: Grid) -> dict[str, Any]:
     return plain({
         "rule": "asd", "B": float(grid.budget[0]), "g": float(grid.gate[0]), "M": float(grid.cap[0]),
         "semantics": grid.semantics, "regret": grid.layout.regret, "value": grid.layout.value, "ledger": grid.ledger,
+        **({"K": grid.layout.width} if grid.layout.width else {}),
     })  # fmt: skip
 
 
@@ -90,9 +91,11 @@ def how_to_cover(path: Path, grid: Grid) -> str:
     for name, axis in axes:
         values = [f"{value:g}" if name == "M" else repr(value) for value in dict.fromkeys(axis.tolist())]
         words.append(f"--{name} {','.join(values)}")
-    usual = {"semantics": "paper", "regret": "logit", "value": SEMANTICS[grid.semantics], "ledger": "request"}
+    usual: dict[str, Any] = {"semantics": "paper", "regret": "logit", "value": SEMANTICS[grid.semantics],
+                             "ledger": "request", "K": 0}  # fmt: skip
     layout = grid.layout
-    given = {"semantics": grid.semantics, "regret": layout.regret, "value": layout.value, "ledger": grid.ledger}
+    given = {"semantics": grid.semantics, "regret": layout.regret, "value": layout.value, "ledger": grid.ledger,
+             "K": layout.width}  # fmt: skip
     words += [f"--{name} {value}" for name, value in given.items() if value != usual[name]]
     return " ".join([f"asdsim cover {path}", *words])
 

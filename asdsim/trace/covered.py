@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..errors import UsageError
@@ -21,8 +22,11 @@ def grid_entry(grid: Grid, faithful: bool) -> dict[str, Any]:
         }
         return {"rule": grid.layout.rule, "params": params, "faithful": faithful}
     varied: dict[str, Any] = {}
-    if grid.layout != layout_of(grid.semantics) or grid.ledger != "request":
-        varied = {"regret": grid.layout.regret, "value": grid.layout.value, "ledger": grid.ledger}
+    layout = grid.layout
+    if replace(layout, width=0) != layout_of(grid.semantics) or grid.ledger != "request":
+        varied = {"regret": layout.regret, "value": layout.value, "ledger": grid.ledger}
+    if layout.width:
+        varied["K"] = layout.width
     return {
         "rule": "asd",
         "semantics": grid.semantics,
@@ -44,7 +48,7 @@ def covered_grids(grids: list[dict[str, Any]]) -> list[Grid]:
         if entry["rule"] != "asd":
             covered += rule_grids(entry["rule"], entry["params"])
         else:
-            varied = {name: entry[name] for name in ("regret", "value", "ledger") if name in entry}
+            varied = {name: entry[name] for name in ("regret", "value", "ledger", "K") if name in entry}
             B, g, M = (axis(entry, name) for name in ("B", "g", "M"))
             covered.append(Grid.product(B, g, M, entry["semantics"], **varied))
     return covered

@@ -181,9 +181,11 @@ def build_graph(trace: StepTables, layout: Layout = DEFAULT) -> Graph:
     Raises
     ------
     TraceError
-        Where two steps of a request have the same prefix, a step's parent is not an earlier step, or the rule
-        cannot score a row.
+        Where two steps of a request have the same prefix, a step's parent is not an earlier step, the rule cannot score
+        a row, or blocks cannot be cut to the draft length asked for.
     """
+    if layout.width:
+        trace.check_length(layout.width)
     requests = trace.request_records()
     blocks = _blocks(trace, requests, layout)
     stop, eos_end = _reach(requests, blocks)

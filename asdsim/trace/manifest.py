@@ -300,6 +300,7 @@ def _check_inside(manifest: Manifest, where: str) -> None:
         grid.text("semantics")
         for key in ("regret", "value", "ledger"):
             grid.text(key, None)
+        grid.whole("K", None)
 
 
 def _refuse_constant(name: str) -> None:

@@ -17,6 +17,9 @@ from .schema import BY_NAME, DIVERGENCES, TABLES
 from .tables import Array, to_numpy
 from .vocabulary import Vocabulary, read_vocabulary
 
+BLOCK_DRAFTERS = ("dspark",)
+"""Kinds of drafters that draft all positions of a block at once, so that a shorter block is another draft."""
+
 RECAPTURE = "the trace is damaged or was written by something else: restore it from a copy, or capture again"
 
 
@@ -139,6 +142,25 @@ class Trace:
             )
             for request_id, task, text, reference, limit, stop, prompt_ids, eos_ids in rows
         ]
+
+    def check_length(self, K: int) -> None:
+        """Refuse a draft length to which the recorded blocks cannot be cut.
+
+        Raises
+        ------
+        TraceError
+            If the blocks are shorter, or their drafter would have proposed other tokens in a shorter block.
+        """
+        longest, drafter = self.manifest.num_draft_tokens, self.manifest.drafter
+        if longest < K:
+            fix = f"give at most {longest}, or capture with --num-draft-tokens {K}"
+            raise TraceError(f"K={K} is longer than the recorded blocks of {longest}", where=str(self.path), fix=fix)
+        if drafter.get("kind") in BLOCK_DRAFTERS and longest > K:
+            raise TraceError(
+                f"blocks of {drafter['kind']} cannot be cut to K={K}: it drafts all positions at once, and an engine "
+                "asked for fewer may run a shorter block, which has other logits", where=str(self.path),
+                fix=f"capture with --num-draft-tokens {K}",
+            )  # fmt: skip
 
     def steps_of(self, request_id: str) -> list[StepRecord]:
         """Return the steps of one request as records, by step_id.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from asdsim.cli import cli
 from asdsim.errors import UsageError
-from asdsim.formats.engines import rates_of, settings_for
+from asdsim.formats.engines import ENGINES, rates_of, settings_for
 
 TRACE = Path(__file__).resolve().parents[2] / "traces" / "smollm2-layerskip-k4"
 
@@ -33,7 +34,10 @@ def test_rates_by_hand() -> None:
     assert settings_for("sglang-sim", rates)["environment"]["SGLANG_SIMULATE_ACC_LEN"] == "2.1"
     assert settings_for("trtllm", rates)["environment"] == {"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS": "1.1"}
     assert settings_for("aiconfigurator", rates)["options"] == {"nextn": 3, "nextn_accepted": 1.1}
-    for engine in ("vllm-synthetic", "sglang-sim", "trtllm", "aiconfigurator"):
+    dynamo = settings_for("dynamo", rates)["options"]
+    given = [float(rate) for rate in dynamo["aic_nextn_accept_rates"].split(",")]
+    assert dynamo["aic_nextn"] == 3 and np.cumprod(given).sum() == pytest.approx(1.1)  # as the mocker multiplies them
+    for engine in ENGINES:
         assert "texts that it writes mean nothing" in settings_for(engine, rates)["notes"][0]
     with pytest.raises(UsageError, match="did you mean 'trtllm'"):
         settings_for("trtlm", rates)

@@ -274,7 +274,8 @@ def test_speed_ups_say_what_they_are_over(capsys, tmp_path) -> None:
     first, second = out.splitlines()[3:5]
     assert first.startswith("| speed-up over the target alone, predicted |")
     assert second.startswith("| speed-up over strict, predicted |")
-    assert "over the target alone (one token per forward pass" in err
+    assert "over the target alone, one token per forward pass" in err
+    assert "a pass over one token is taken to last as long as a verification" in err
     _, _, err = run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50, "--cost", "none")
     assert "target alone" not in err
 

@@ -10,6 +10,7 @@ import pytest
 
 from asdsim.cli.compare import verdict
 from asdsim.errors import UsageError
+from asdsim.evaluate.cost import fit_trace
 from asdsim.evaluate.quality import Evaluator
 from asdsim.oracle import walk as oracle
 from asdsim.records import NO_PARENT, MemoryTrace, RequestRecord
@@ -28,6 +29,7 @@ from asdsim.studies.compare import (
     knob_grid,
     pick_setting,
     speedup,
+    stated_cost,
 )
 from asdsim.trace.graph import build_graph
 from asdsim.trace.reader import read_trace
@@ -93,8 +95,8 @@ def by_oracle(source: Any, risk: str, budgets: Any) -> list[tuple[float, float]]
 )
 def test_the_longest_within_the_level_is_taken_between_rungs_too(stored: Any, risk: str, level: float) -> None:
     """Against the oracle: no rung is longer, nor any value beside the best rung, on either side."""
-    found = compare(stored, ["asd", "mars", "topm"], risk=risk, level=level, draft_cost=0.1, off_trace="recorded",
-                    resamples=50)  # fmt: skip
+    found = compare(stored, ["asd", "mars", "topm"], risk=risk, level=level, cost=stated_cost(0.1),
+                    off_trace="recorded", resamples=50)  # fmt: skip
     assert all(row[risk] <= level for row in found.rows)
     row = next(row for row in found.rows if row["rule"] == "asd")
     ((length, reached),) = by_oracle(stored, risk, [row["parameters"]["B"]])
@@ -146,7 +148,7 @@ def test_the_left_neighbour_of_the_best_rung_is_tried() -> None:
 
 
 def test_under_stop_only_settings_exact_for_all_requests_are_matched(stored: Any) -> None:
-    found = compare(stored, ["asd", "mars", "truncate", "medusa"], level=2.0, draft_cost=0.1, off_trace="stop",
+    found = compare(stored, ["asd", "mars", "truncate", "medusa"], level=2.0, cost=stated_cost(0.1), off_trace="stop",
                     resamples=100)  # fmt: skip
     rows = {row["rule"]: row for row in found.rows}
     assert {"asd", "mars", "truncate"} <= set(rows)
@@ -176,17 +178,17 @@ def test_a_verdict_under_stop_ranks_exact_rows_only() -> None:
                 "against_asd": against, "against_asd_low": None, "against_asd_high": None}  # fmt: skip
 
     rows = [row("medusa", 5.3, 0.04, -0.05), row("asd", 2.9, 1.0, None), row("strict", 2.3, 1.0, -0.2)]
-    text = verdict(Comparison(rows, "regret_max", None, 0.1, "stated", "stop"))
+    text = verdict(Comparison(rows, "regret_max", None, stated_cost(0.1), "stop"))
     assert text[0].startswith("asd has the longest acceptance length among exact rows") and "medusa" not in str(text)
     assert text[1].startswith("1 of 3 rows not ranked") and len(text) == 2
     rows[1] |= {"exact_share": 0.5, "exact": False}
-    assert verdict(Comparison(rows, "regret_max", None, 0.1, "stated", "stop")) == [
+    assert verdict(Comparison(rows, "regret_max", None, stated_cost(0.1), "stop")) == [
         "2 of 3 rows not ranked: not exact, on a biased sample of requests; run asdsim cover, or choose another "
         "--off-trace"
     ]
     rows = [row("topm", 2.9, 1.0, 0.0), row("asd", 2.9, 1.0, None)]  # a tie is no loss
     for off_trace in ("stop", "pooled"):
-        assert "asd has the longest" in verdict(Comparison(rows, "regret_max", None, 0.1, "stated", off_trace))[0]
+        assert "asd has the longest" in verdict(Comparison(rows, "regret_max", None, stated_cost(0.1), off_trace))[0]
 
 
 def test_the_estimate_is_the_walk_where_nothing_is_missing(stored: Any) -> None:
@@ -200,14 +202,21 @@ def test_the_estimate_is_the_walk_where_nothing_is_missing(stored: Any) -> None:
 def test_predicted_speed() -> None:
     """Two steps of K = 5 that give 8 tokens, at a tenth of a verification per draft token: 8 / (2 + 1)."""
     one = np.array([[2.0]])
-    made = Measured(Grid.of([STRICT]), one, one * 4, one, one, one * 5, one > 9, one > 0)
-    assert speedup(made, 0.1).tolist() == [8.0 / 3.0]
-    assert speedup(made, 0.0).tolist() == [4.0]
+    made = Measured(Grid.of([STRICT]), one, one * 4, one, one, one * 5, one > 9, one > 0, np.array([30.0]))
+    assert speedup(made, made, stated_cost(0.1)) == pytest.approx([8.0 / 3.0], rel=1e-12)
+    assert speedup(made, made, stated_cost(0.0)) == pytest.approx([4.0], rel=1e-12)
+
+
+def test_predicted_speed_is_that_of_every_other_command() -> None:
+    source = read_trace("traces/smollm2-eagle3")
+    row = next(row for row in compare(source, ["asd"], resamples=50).rows)
+    there = Evaluator(source, cost=fit_trace(source), resamples=50).evaluate(Grid.product(*PUBLISHED)).row(0)
+    assert row["exact"] and row["predicted_speedup"] == pytest.approx(there["speed_up_plain"][0], rel=1e-12)
 
 
 def test_intervals_are_those_of_calibrate() -> None:
     source = read_trace("traces/smollm2-eagle3")
-    found = compare(source, ["asd", "strict"], draft_cost=0.1, resamples=300, seed=4)
+    found = compare(source, ["asd", "strict"], cost=stated_cost(0.1), resamples=300, seed=4)
     row = next(row for row in found.rows if row["rule"] == "asd")
     assert row["exact"] and row["gain_low"] < row["acceptance_length_gain"] < row["gain_high"]
     there = Evaluator(source, resamples=300, seed=4).evaluate(Grid.product(*PUBLISHED)).row(0)
@@ -220,7 +229,7 @@ def test_intervals_are_those_of_calibrate() -> None:
 
 @pytest.mark.parametrize("off_trace", ["stop", "aligned", "pooled"])
 def test_a_row_that_is_not_exact_has_no_interval(stored: Any, off_trace: str) -> None:
-    found = compare(stored, ["asd", "strict"], draft_cost=0.1, off_trace=off_trace, resamples=300, seed=4)
+    found = compare(stored, ["asd", "strict"], cost=stated_cost(0.1), off_trace=off_trace, resamples=300, seed=4)
     row = next(row for row in found.rows if row["rule"] == "asd")
     assert not row["exact"] and 0 < row["exact_share"] < 1 and row["acceptance_length_gain"] >= 0
     assert row["gain_low"] is None and row["gain_high"] is None
@@ -250,7 +259,7 @@ def test_gain_of_one_request_has_no_interval(stored: Any) -> None:
 def test_requests_without_a_captured_strict_walk_leave_every_row(tmp_path: Path) -> None:
     source = read_trace(write_relaxed_trace(tmp_path / "relaxed", strict_for=3))
     for off_trace in ("stop", "pooled"):
-        found = compare(source, ["asd", "strict", "topm"], draft_cost=0.1, off_trace=off_trace, resamples=50)
+        found = compare(source, ["asd", "strict", "topm"], cost=stated_cost(0.1), off_trace=off_trace, resamples=50)
         strict = next(row for row in found.rows if row["rule"] == "strict")
         assert found.unpaired == 7 and strict["requests"] == 3 and strict["exact"]
         assert all(row["requests"] <= 3 for row in found.rows)
@@ -261,7 +270,7 @@ def test_requests_without_a_captured_strict_walk_leave_every_row(tmp_path: Path)
         assert strict["outputs_differ_share"] == strict["acceptance_length_gain"] == 0.0
     bare = read_trace(write_relaxed_trace(tmp_path / "bare", strict_for=0))
     with pytest.raises(UsageError, match=r"captured for none of 10 requests.*asdsim cover .*bare --B 0 --g 0 --M 0"):
-        compare(bare, ["asd"], draft_cost=0.1)
+        compare(bare, ["asd"], cost=stated_cost(0.1))
 
 
 def test_estimates_walked_draw_by_draw_are_those_of_all_draws_at_once(stored: Any) -> None:
@@ -280,13 +289,13 @@ def test_estimates_walked_draw_by_draw_are_those_of_all_draws_at_once(stored: An
 
 def test_a_seed_repeats_and_a_rule_that_cannot_run_is_named(tmp_path: Path) -> None:
     bare = read_trace(write(tmp_path / "bare", columns=False))
-    one, two = (compare(bare, ["asd", "fuzzy"], draft_cost=0.1, resamples=100, seed=3) for _ in range(2))
+    one, two = (compare(bare, ["asd", "fuzzy"], cost=stated_cost(0.1), resamples=100, seed=3) for _ in range(2))
     assert one.rows == two.rows and "needs the column js" in one.skipped["fuzzy"]
 
 
 def test_tokens_per_answer_are_those_of_the_walk() -> None:
     source = read_trace(Path(__file__).resolve().parents[2] / "traces" / "smollm2-rules")
-    rows = {row["rule"]: row for row in compare(source, ["mars", "asd"], draft_cost=0.1).rows}
+    rows = {row["rule"]: row for row in compare(source, ["mars", "asd"], cost=stated_cost(0.1)).rows}
     setting = rows["asd"]["parameters"]
     walks = walk_grid(build_graph(source), Grid.product(setting["B"], setting["g"], setting["M"]), device="cpu")
     assert walks.exact.all() and rows["asd"]["tokens_per_answer"] == walks.counts[0, :, TOKENS].mean()

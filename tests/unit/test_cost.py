@@ -73,6 +73,25 @@ def test_a_fit_of_a_trace_tells_what_it_stands_on() -> None:
     assert fit_trace(asdsim.load(TRACES / "smollm2-lookup")).fit["per_draft_known"] is True
 
 
+def test_timings_of_a_busy_machine_are_flagged() -> None:
+    quiet, busy = (fit_trace(asdsim.load(TRACES / f"smollm2-{name}")) for name in ("layerskip", "eagle3"))
+    assert quiet.fit["scatter"] < 0.03 and busy.fit["scatter"] > 0.2
+    assert not any("busy" in note for note in quiet.notes())
+    assert any("scatter by 28%" in note and "means little" in note for note in busy.notes())
+
+
+@pytest.mark.parametrize("name", ["dspark", "layerskip", "layerskip-wide", "lookup", "medusa", "rules"])
+def test_a_fit_gives_back_the_recorded_timings(name: str) -> None:
+    """Median time of a step, drafting and verification, within 10 % on traces captured on a quiet machine."""
+    trace = asdsim.load(TRACES / f"smollm2-{name}")
+    model, path = fit_trace(trace), (trace.column("steps", "wave") == 0) & (trace.column("steps", "start_pos") > 0)
+    prompts = np.array([len(record.prompt_ids) for record in trace.request_records()])
+    drafted = trace.column("steps", "num_draft_tokens")[path].astype(float)
+    context = (prompts[trace.step_request] + trace.column("steps", "start_pos"))[path].astype(float)
+    recorded = sum(trace.column("steps", f"{part}_us")[path].astype(float) for part in ("draft", "verify", "select"))
+    assert float(np.median(recorded / model.step(drafted, context))) == pytest.approx(1.0, abs=0.1)
+
+
 def test_tables_of_step_times(tmp_path: Path) -> None:
     file = tmp_path / "cost.csv"
     file.write_text(
