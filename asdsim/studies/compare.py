@@ -193,10 +193,10 @@ def stated_cost(draft_cost: float) -> Cost:
     Raises
     ------
     UsageError
-        If that is no cost.
+        If that is not a cost.
     """
     if not (draft_cost >= 0 and np.isfinite(draft_cost)):
-        raise UsageError(f"draft cost {draft_cost} is no cost", fix="give a number >= 0, in target verifications")
+        raise UsageError(f"draft cost {draft_cost} is not a cost", fix="give a number >= 0, in target verifications")
     draft, verify = Linear(per_draft=1e6 * draft_cost), Linear(1e6)
     return CostModel(
         draft, verify, Linear(), Linear(1e6, 1e6 * draft_cost), f"a draft cost of {draft_cost:g}, as stated"
@@ -360,9 +360,11 @@ def _row(name: str, setting: Measured, meter: Meter, cost: Cost, weights: Floats
     row["accepted_per_proposal"] = float(kept.accepted.sum() / steps)
     row["tokens_per_answer"] = float(kept.tokens.sum() / keep.sum())
     row["predicted_speedup"] = float(speedup(kept, meter.strict.requests(keep), cost)[0])
-    row["acceptance_length_gain"], low, high = gain(setting, meter.strict, keep, weights)
+    value, low, high = gain(setting, meter.strict, keep, weights)
     if exact:
         row["gain_low"], row["gain_high"] = low, high
+    if exact or meter.off_trace != "stop":  # the requests that stayed are a biased sample: no gain of theirs
+        row["acceptance_length_gain"] = value
     for measure in RISKS:
         row[measure] = float(kept.risk(measure)[0])
     row["outputs_differ_share"] = float(setting.differs[0].mean())  # known for walks that left, too
@@ -373,7 +375,7 @@ def _against(setting: Measured, asd: Measured, off_trace: str, weights: Floats) 
     """Return the gain over ASD on the requests that both cover, with an interval where both are exact."""
     exact = setting.exact[0] & asd.exact[0]
     keep = exact if off_trace == "stop" else np.ones_like(exact)
-    if not keep.any():
+    if not keep.any() or (off_trace == "stop" and not exact.all()):
         return {}
     value, low, high = gain(setting, asd, keep, weights)
     return {"against_asd": value, **({"against_asd_low": low, "against_asd_high": high} if exact.all() else {})}

@@ -231,11 +231,16 @@ def test_intervals_are_those_of_calibrate() -> None:
 def test_a_row_that_is_not_exact_has_no_interval(stored: Any, off_trace: str) -> None:
     found = compare(stored, ["asd", "strict"], cost=stated_cost(0.1), off_trace=off_trace, resamples=300, seed=4)
     row = next(row for row in found.rows if row["rule"] == "asd")
-    assert not row["exact"] and 0 < row["exact_share"] < 1 and row["acceptance_length_gain"] >= 0
+    assert not row["exact"] and 0 < row["exact_share"] < 1
+    # Under stop the requests that stayed are a biased sample, which has no gain; an estimate has one.
+    gain_of = row["acceptance_length_gain"]
+    assert gain_of is None if off_trace == "stop" else gain_of >= 0
     assert row["gain_low"] is None and row["gain_high"] is None
     strict = next(row for row in found.rows if row["rule"] == "strict")
     assert strict["exact"] and strict["gain_low"] == 0.0  # and it is no fault of the row that ASD's is not exact
-    assert strict["against_asd"] <= 0 and strict["against_asd_low"] is strict["against_asd_high"] is None
+    against = strict["against_asd"]
+    assert against is None if off_trace == "stop" else against <= 0
+    assert strict["against_asd_low"] is strict["against_asd_high"] is None
     if off_trace != "pooled":
         there = Evaluator(stored, resamples=300).evaluate(Grid.product(*PUBLISHED), off_trace=off_trace).row(0)
         assert there["requests"] == row["requests"] == (8 if off_trace == "aligned" else round(8 * row["exact_share"]))
