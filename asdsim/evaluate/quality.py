@@ -453,6 +453,10 @@ class _Pairing:
         )  # fmt: skip
         self._count_outputs(quality, table, keep, "accuracy_change" in names)
         quality.figures = {name: interval.only(sure) for name, interval in figures.items()}
+        if self.off_trace == "stop" and "acceptance_length_gain" in figures:  # a biased sample has no gain
+            gain = quality.figures["acceptance_length_gain"]
+            value = np.where(sure, gain.value, np.nan)
+            quality.figures["acceptance_length_gain"] = Intervals(value, gain.low, gain.high)
         return quality
 
     def _count_outputs(self, quality: Quality, table: Columns, keep: npt.NDArray[np.bool_], change: bool) -> None:
