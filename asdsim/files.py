@@ -191,8 +191,9 @@ class _Values:
     Holds a window of the file. A value that does not end inside the window is tried again with twice as much.
     """
 
-    def __init__(self, path: Path, error: type[AsdsimError]) -> None:
-        self.where, self.error, self.pieces = shown(path), error, _pieces(path, error)
+    def __init__(self, path: Path, error: type[AsdsimError], text: str | None = None) -> None:
+        self.where, self.error = shown(path), error
+        self.pieces = _pieces(path, error) if text is None else iter([text])
         self.window, self.place, self.line, self.ended = "", 0, 1, False
         self.decode = json.JSONDecoder().raw_decode
 
@@ -264,15 +265,19 @@ class _Values:
             self.move(self.place + 1)
 
 
-def read_rows(path: Path, *, error: type[AsdsimError] = UsageError) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(
+    path: Path, *, error: type[AsdsimError] = UsageError, text: str | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (where, object) from JSON lines, pretty-printed objects or an array of objects, plain or gzip.
+
+    ``text`` is that of the file, where it was read before.
 
     Raises
     ------
     AsdsimError
         Of the type ``error``, with file and line or item: on anything that is not a JSON object.
     """
-    for where, value in _Values(path, error).rows():
+    for where, value in _Values(path, error, text).rows():
         if not isinstance(value, dict):
             raise error("not a JSON object", where=where)
         yield where, value

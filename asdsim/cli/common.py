@@ -88,7 +88,7 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
     text = read_text(value)
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also an integer of more digits than Python reads
         raise UsageError(
             f"not valid TOML: {str(error)[:200]}", where=shown(value), fix=_toml_fix(text, error)
         ) from None

@@ -77,6 +77,7 @@ def test_axes_that_are_missing_or_wrong_are_named_together(capsys, tmp_path: Pat
         ('"\\u001b[31m" = 1\n', "unknown key '\\\\x1b[31m'"),
         ("[capture]\nK = {}\n", "key 'K' is a table"),
         ("x = " + "[" * 3000, "not valid TOML"),
+        ("x = " + "9" * 5000, "not valid TOML"),
     ],
 )
 def test_a_bad_configuration_file_is_one_line(capsys, tmp_path: Path, text: str, message: str) -> None:
