@@ -334,7 +334,7 @@ class Fields:
     def number(self, key: str, default: Any = _NEEDED, *, infinite: bool = False) -> float:
         """Return a finite number; with ``infinite`` also an infinity, or ``"inf"``."""
         value = self.get(key, default)
-        if value is default:
+        if self.values.get(key) is None:
             return value
         if infinite and value in ("inf", "-inf"):
             return float(value)
@@ -351,7 +351,7 @@ class Fields:
     def whole(self, key: str, default: Any = _NEEDED, *, least: int = 0, most: int = 2**63 - 1) -> int:
         """Return a whole number from ``least`` to ``most``; 3.0 is 3."""
         value = self.get(key, default)
-        if value is default:
+        if self.values.get(key) is None:
             return value
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         if isinstance(value, bool) or not whole or not least <= value <= most:
@@ -361,7 +361,7 @@ class Fields:
     def text(self, key: str, default: Any = _NEEDED) -> str:
         """Return text that UTF-8 can hold (no lone surrogates)."""
         value = self.get(key, default)
-        if value is default:
+        if self.values.get(key) is None:
             return value
         if not isinstance(value, str):
             self.refuse(key, "text")
@@ -372,14 +372,14 @@ class Fields:
     def flag(self, key: str, default: Any = _NEEDED) -> bool:
         """Return true or false."""
         value = self.get(key, default)
-        if value is not default and not isinstance(value, bool):
+        if self.values.get(key) is not None and not isinstance(value, bool):
             self.refuse(key, "true or false")
         return value
 
     def list_of(self, kind: str, key: str, default: Any = _NEEDED, **bounds: Any) -> list[Any]:
         """Return a list of ``"number"``, ``"whole"``, ``"text"`` or ``"flag"``; an error names the place."""
         value = self.get(key, default)
-        if value is default:
+        if self.values.get(key) is None:
             return value
         if not isinstance(value, (list, tuple)):
             self.refuse(key, "a list")

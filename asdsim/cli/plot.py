@@ -25,12 +25,13 @@ def _fits(column: pl.Series, name: str) -> bool:
     """Tell whether a column of a sweep is of its type; the settings and what they rest on are never missing."""
     import polars as pl
 
+    kind = column.dtype
     if name == HISTOGRAM:
-        return column.dtype == pl.List and bool(column.dtype.inner.is_integer()) and not column.null_count()
+        return isinstance(kind, pl.List) and kind.inner.is_integer() and not column.null_count()
     if name in TEXTS:
-        return column.dtype in (pl.String, pl.Null)
+        return kind in (pl.String, pl.Null)
     needed = name in ("B", "g", "M", "exact_share", "num_spec_steps")
-    return column.dtype.is_numeric() and not (needed and column.null_count())
+    return kind.is_numeric() and not (needed and column.null_count())
 
 
 def _axis(name: str, text: str) -> Any:
