@@ -97,7 +97,7 @@ MUTANTS = [
     ]),
     *changes("asdsim/trace/reader.py", MEMORY, [
         ("check_size(unpacked_bytes(parquet.metadata, expected), room, file)", "pass"),
-        ("room -= text_bytes(raw)", "pass"),
+        ("taken += text_bytes(raw)", "pass"),
         ("check_fits(folder, manifest, narrow)", "pass"),
         ("width * max(chunk.num_values, rows.num_rows)", "width * rows.num_rows"),
     ]),

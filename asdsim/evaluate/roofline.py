@@ -126,8 +126,8 @@ def size_of(config: dict[str, Any], where: str) -> Size:
     layers, hidden, heads = (
         fields.whole(k, least=1) for k in ("num_hidden_layers", "hidden_size", "num_attention_heads")
     )
-    head = fields.whole("head_dim", 0) or hidden // heads
-    groups = fields.whole("num_key_value_heads", heads)
+    head = fields.whole("head_dim", 0, least=1) or hidden // heads
+    groups = fields.whole("num_key_value_heads", heads, least=1)
     vocab = fields.whole("vocab_size", least=1)
     inner = fields.whole("intermediate_size", 0)
     experts = next(

@@ -126,11 +126,11 @@ def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator
                 )
             room = ROOM + EXPANSION * shard.bytes
             check_size(unpacked_bytes(parquet.metadata, expected), room, file)
-            first = 0
+            first = taken = 0
             for group in range(parquet.num_row_groups):
                 raw = parquet.read_row_group(group)
-                room -= text_bytes(raw)
-                check_size(-room, 0, file)
+                taken += text_bytes(raw)
+                check_size(taken, room, file)
                 raw = raw.cast(expected) if shard.table == "requests" else raw
                 raw.validate(full=True)  # also refuses text that is not UTF-8
                 yield Part(unpack(shard.table, raw, top_k), shard.name, first)

@@ -171,10 +171,10 @@ def _read_table(data: bytes, tokens: int, file: Path) -> pa.Table:
             )
         room = ROOM + EXPANSION * len(data)
         check_size(unpacked_bytes(parquet.metadata, SCHEMA), room, file, "vocabulary")
-        groups = []
+        groups, taken = [], 0
         for group in range(parquet.num_row_groups):
             raw = parquet.read_row_group(group)
-            room -= text_bytes(raw)
-            check_size(-room, 0, file, "vocabulary")
+            taken += text_bytes(raw)
+            check_size(taken, room, file, "vocabulary")
             groups.append(raw)
         return pa.concat_tables(groups) if groups else parquet.read()

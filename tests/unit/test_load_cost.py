@@ -175,3 +175,12 @@ def test_a_batch_of_one_is_the_sum_of_its_steps() -> None:
     served = simulate(paths, np.array([0]), np.array([30]), model.times(1, 5, 30), batch=1)
     first = float(model.first_us(0, 30) - model.step(0, 30) + model.step(5, 30))
     assert served.seconds == pytest.approx(1e-6 * (first + float(model.step(5, 34)) + float(model.step(5, 38))))
+
+
+@pytest.mark.parametrize("key", ["head_dim", "num_key_value_heads", "num_attention_heads", "vocab_size"])
+def test_no_size_of_a_model_is_0(tmp_path: Path, key: str) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**sizes, "intermediate_size": 128, key: 0}))
+    with pytest.raises(UsageError, match=f"{key} is 0, not a whole number >= 1"):
+        read_cost(f"roofline:h100,model={config},draft=lookup")
