@@ -191,8 +191,9 @@ class _Values:
     Holds a window of the file. A value that does not end inside the window is tried again with twice as much.
     """
 
-    def __init__(self, path: Path, error: type[AsdsimError]) -> None:
-        self.where, self.error, self.pieces = shown(path), error, _pieces(path, error)
+    def __init__(self, path: Path, error: type[AsdsimError], text: str | None = None) -> None:
+        self.where, self.error = shown(path), error
+        self.pieces = _pieces(path, error) if text is None else iter([text])
         self.window, self.place, self.line, self.ended = "", 0, 1, False
         self.decode = json.JSONDecoder().raw_decode
 
@@ -264,15 +265,19 @@ class _Values:
             self.move(self.place + 1)
 
 
-def read_rows(path: Path, *, error: type[AsdsimError] = UsageError) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(
+    path: Path, *, error: type[AsdsimError] = UsageError, text: str | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (where, object) from JSON lines, pretty-printed objects or an array of objects, plain or gzip.
+
+    ``text`` is that of the file, where it was read before.
 
     Raises
     ------
     AsdsimError
         Of the type ``error``, with file and line or item: on anything that is not a JSON object.
     """
-    for where, value in _Values(path, error).rows():
+    for where, value in _Values(path, error, text).rows():
         if not isinstance(value, dict):
             raise error("not a JSON object", where=where)
         yield where, value
@@ -329,7 +334,7 @@ class Fields:
     def number(self, key: str, default: Any = _NEEDED, *, infinite: bool = False) -> float:
         """Return a finite number; with ``infinite`` also an infinity, or ``"inf"``."""
         value = self.get(key, default)
-        if value is default:
+        if self.values.get(key) is None:
             return value
         if infinite and value in ("inf", "-inf"):
             return float(value)
@@ -346,7 +351,7 @@ class Fields:
     def whole(self, key: str, default: Any = _NEEDED, *, least: int = 0, most: int = 2**63 - 1) -> int:
         """Return a whole number from ``least`` to ``most``; 3.0 is 3."""
         value = self.get(key, default)
-        if value is default:
+        if self.values.get(key) is None:
             return value
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         if isinstance(value, bool) or not whole or not least <= value <= most:
@@ -356,7 +361,7 @@ class Fields:
     def text(self, key: str, default: Any = _NEEDED) -> str:
         """Return text that UTF-8 can hold (no lone surrogates)."""
         value = self.get(key, default)
-        if value is default:
+        if self.values.get(key) is None:
             return value
         if not isinstance(value, str):
             self.refuse(key, "text")
@@ -367,14 +372,14 @@ class Fields:
     def flag(self, key: str, default: Any = _NEEDED) -> bool:
         """Return true or false."""
         value = self.get(key, default)
-        if value is not default and not isinstance(value, bool):
+        if self.values.get(key) is not None and not isinstance(value, bool):
             self.refuse(key, "true or false")
         return value
 
     def list_of(self, kind: str, key: str, default: Any = _NEEDED, **bounds: Any) -> list[Any]:
         """Return a list of ``"number"``, ``"whole"``, ``"text"`` or ``"flag"``; an error names the place."""
         value = self.get(key, default)
-        if value is default:
+        if self.values.get(key) is None:
             return value
         if not isinstance(value, (list, tuple)):
             self.refuse(key, "a list")

@@ -96,8 +96,8 @@ MUTANTS = [
         ("refuse_child(path & (wave[parent] != 0)", "refuse_child(path & (wave[parent] < 0)"),
     ]),
     *changes("asdsim/trace/reader.py", MEMORY, [
-        ("_check_size(_unpacked_bytes(parquet.metadata, expected), room, file)", "pass"),
-        ("room -= _text_bytes(raw)", "pass"),
+        ("check_size(unpacked_bytes(parquet.metadata, expected), room, file)", "pass"),
+        ("room -= text_bytes(raw)", "pass"),
         ("check_fits(folder, manifest, narrow)", "pass"),
         ("width * max(chunk.num_values, rows.num_rows)", "width * rows.num_rows"),
     ]),

@@ -10,6 +10,7 @@ import click
 
 from ..errors import UsageError
 from .common import (
+    OutputPath,
     TracePath,
     check_table,
     config_option,
@@ -47,9 +48,7 @@ Test = tuple[float | None, float, bool]
 @click.argument("trace", type=TracePath())
 @click.option("--policy", type=click.Path(path_type=Path), help="File that asdsim calibrate wrote.")
 @click.option("--sweep", is_flag=True, help="Judge every covered setting, and print the speed-against-accuracy front.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write all settings with intervals: .parquet or .csv."
-)
+@click.option("-o", "--output", type=OutputPath(), help="Write all settings with intervals: .parquet or .csv.")
 @click.option("--margin", type=float, metavar="POINTS",
               help="Test whether accuracy falls by no more than this: shown, not shown or refuted.")  # fmt: skip
 @click.option("--alpha", default=0.05, show_default=True, help="Chance of a wrong verdict on the margin.")

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from ..errors import UsageError, unknown_name
 from .common import (
     RULE_FLAGS,
+    OutputPath,
     TracePath,
     check_table,
     config_option,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     metavar="PARTS",
     help="Without a holdout: split CAL into this many parts, and judge each under the setting chosen on the others.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("policy.json"), show_default=True,
+@click.option("-o", "--output", type=OutputPath(), default=Path("policy.json"), show_default=True,
               help="Policy file to write; an existing one is replaced only if -o names it.")  # fmt: skip
 @click.option(
     "--force", is_flag=True, help="Replace the output file whatever it holds, even a policy judged on a holdout."
@@ -88,7 +89,7 @@ if TYPE_CHECKING:
 @click.option("--min-accuracy", type=float, help="Least accuracy, as a share.")
 @click.option("--rank", default="token", show_default=True, metavar="token|answer",
               help="What the fastest setting is fastest by: predicted time per token, or per answer.")  # fmt: skip
-@click.option("--table", type=click.Path(path_type=Path), help="Write all candidates with intervals: .parquet or .csv.")
+@click.option("--table", type=OutputPath(), help="Write all candidates with intervals: .parquet or .csv.")
 @cost_option
 @scoring_options
 @bootstrap_options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +18,8 @@ from ..files import dump_json, read_text, shown
 from .command import is_quiet, progress_bar, threads_option
 
 __all__ = [
-    "SCHEMA_VERSION", "TracePath", "check_table", "config_option", "counted", "grid_options", "json_option", "note",
-    "note_unfinished", "print_json", "progress_bar", "rule_options", "threads_option",
+    "SCHEMA_VERSION", "OutputPath", "TracePath", "check_table", "config_option", "counted", "grid_options",
+    "json_option", "note", "note_unfinished", "print_json", "progress_bar", "rule_options", "threads_option",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -53,6 +54,25 @@ class TracePath(click.Path):
         return path
 
 
+TRACE_FILE = re.compile(r"manifest\.json|(requests|steps|positions|vocabulary)-.*\.parquet")
+
+
+class OutputPath(click.Path):
+    """A file to write, which must not be one of the files of a trace."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; refuse one that would overwrite a trace's manifest or tables."""
+        path = Path(str(super().convert(value, param, ctx)))
+        for file in (path, Path(os.path.realpath(path))):
+            if TRACE_FILE.fullmatch(file.name) and (file.parent / "manifest.json").exists():
+                fix = "name a file outside the trace directory"
+                raise UsageError("is part of a trace, and will not be overwritten", where=shown(path), fix=fix)
+        return path
+
+
 def _toml_fix(text: str, error: Exception) -> str:
     """Return what to write where a number lacks a digit on one side of its point, which TOML wants and flags do not."""
     place = re.search(r"line (\d+)", str(error))
@@ -68,7 +88,7 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
     text = read_text(value)
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also an integer of more digits than Python reads
         raise UsageError(
             f"not valid TOML: {str(error)[:200]}", where=shown(value), fix=_toml_fix(text, error)
         ) from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, counted, json_option, note, print_json, rule_options
+from .common import OutputPath, TracePath, counted, json_option, note, print_json, rule_options
 
 if TYPE_CHECKING:
     from ..rules.settings import Grid
@@ -20,7 +20,7 @@ NOT_REPLAYABLE = "a regret sample, not replayable: the file holds only first rej
 @click.argument("source", type=TracePath(files=True))
 @click.option("--from", "kind", default="auto", show_default=True,
               metavar="auto|acceptance|asd-calibration|specdecode-bench", help="Format of a SOURCE file.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .jsonl, or .parquet for regrets.")
+@click.option("-o", "--output", type=OutputPath(), help="File to write: .jsonl, or .parquet for regrets.")
 @click.option("--to", "engine", metavar="vllm-synthetic|sglang-sim|trtllm|aiconfigurator|dynamo",
               help="Print, from a trace, the input of an engine's simulator mode.")  # fmt: skip
 @rule_options(required=False)

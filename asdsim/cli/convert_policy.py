@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from .common import json_option, note, print_json
+from .common import OutputPath, json_option, note, print_json
 
 
 @click.command("convert-policy")
@@ -19,7 +19,7 @@ from .common import json_option, note, print_json
               help="Reading that --B, --g and --M belong to.")  # fmt: skip
 @click.option("--to", "to", required=True, metavar="paper|core|dspark|lightllm", help="Reading to convert to.")
 @click.option("--K", "K", type=int, help="Draft tokens per step, the same in every step; needed for dspark.")
-@click.option("-o", "--output", type=click.Path(path_type=Path),
+@click.option("-o", "--output", type=OutputPath(),
               help="Write the reference's JSON configuration (core or dspark).")  # fmt: skip
 @json_option
 def command(

@@ -11,6 +11,7 @@ import click
 
 from ..errors import UsageError
 from .common import (
+    OutputPath,
     TracePath,
     config_option,
     counted,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--model", required=True, metavar="NAME", help="Judge, as the endpoint calls it.")
 @click.option("--key-env", default="OPENAI_API_KEY", show_default=True, metavar="NAME",
               help="Environment variable with the endpoint's key, where it needs one.")  # fmt: skip
-@click.option("--cache", type=click.Path(path_type=Path), default=Path("judge.sqlite"), show_default=True,
+@click.option("--cache", type=OutputPath(), default=Path("judge.sqlite"), show_default=True,
               help="File that keeps what the judge says: no comparison is paid for twice.")  # fmt: skip
 @click.option("--price", metavar="READ,WRITTEN", help="Prices per million tokens, to show the cost.")
 @click.option("--yes", is_flag=True, help="Run; without it only the cost is shown.")

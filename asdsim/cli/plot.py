@@ -16,6 +16,24 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+NUMBERS = ("B", "g", "M", "exact_share", "mean_acceptance_length", "accepted_per_proposal", "num_spec_steps")
+TEXTS = ("rule", "semantics", "off_trace", "parameters")
+HISTOGRAM = "acceptance_histogram"
+
+
+def _fits(column: pl.Series, name: str) -> bool:
+    """Tell whether a column of a sweep is of its type; the settings and what they rest on are never missing."""
+    import polars as pl
+
+    kind = column.dtype
+    if name == HISTOGRAM:
+        return isinstance(kind, pl.List) and kind.inner.is_integer() and not column.null_count()
+    if name in TEXTS:
+        return kind in (pl.String, pl.Null)
+    needed = name in ("B", "g", "M", "exact_share", "num_spec_steps")
+    return kind.is_numeric() and not (needed and column.null_count())
+
+
 def _axis(name: str, text: str) -> Any:
     return click.option(
         f"--{name}", name, metavar="LIST",
@@ -124,4 +142,11 @@ def read_sweep(path: Path) -> tuple[pl.DataFrame, dict[str, Any]]:
         ) from None
     if not isinstance(frame, pl.DataFrame) or frame.is_empty():
         raise UsageError("the table has no rows", where=str(path), fix=fix)
+    for name in (*NUMBERS, *TEXTS, HISTOGRAM):
+        if name in frame.columns and not _fits(frame[name], name):
+            what = "text" if name in TEXTS else "lists of whole numbers" if name == HISTOGRAM else "numbers"
+            raise UsageError(
+                f"column {name} holds {frame[name].dtype}, or lacks a value, where {what} should be",
+                where=str(path), fix=fix,
+            )  # fmt: skip
     return frame, made_from if isinstance(made_from, dict) else {}

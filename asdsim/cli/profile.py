@@ -8,7 +8,17 @@ from typing import Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, json_option, note, print_json, print_rows, progress_bar, threads_option
+from .common import (
+    OutputPath,
+    TracePath,
+    config_option,
+    json_option,
+    note,
+    print_json,
+    print_rows,
+    progress_bar,
+    threads_option,
+)
 
 
 def _sizes(name: str, text: str) -> list[int]:
@@ -22,7 +32,7 @@ def _sizes(name: str, text: str) -> list[int]:
 
 @click.command("profile")
 @click.argument("trace", type=TracePath())
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Table to write: .csv or .json.")
+@click.option("-o", "--output", type=OutputPath(), required=True, help="Table to write: .csv or .json.")
 @click.option("--batch", default="1,2,4,8", show_default=True, metavar="LIST", help="Requests of a pass.")
 @click.option("--width", metavar="LIST", show_default="1, 2, 4 and the trace's K + 1",
               help="Tokens of each request in a pass: 1 for the target alone, K + 1 for a verification.")  # fmt: skip

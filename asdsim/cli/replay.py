@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .common import (
+    OutputPath,
     TracePath,
     check_table,
     check_threads,
@@ -76,7 +77,7 @@ def _check_device(name: str) -> None:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=OutputPath(),
     help="Write the rows to this file: .parquet (with their origin, for asdsim plot) or .csv.",
 )
 @click.option(

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, counted, json_option, note, note_unfinished, print_json, rule_options
+from .common import (
+    OutputPath,
+    TracePath,
+    config_option,
+    counted,
+    json_option,
+    note,
+    note_unfinished,
+    print_json,
+    rule_options,
+)
 from .quality_options import cost_of, cost_option
 from .show import vocabulary_of
 
@@ -26,7 +36,7 @@ MOST_SETTINGS = 2000
 
 @click.command("report")
 @click.argument("trace", type=TracePath())
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True,
+@click.option("-o", "--output", type=OutputPath(), default=Path("report.html"), show_default=True,
               help="File to write.")  # fmt: skip
 @rule_options(required=False)
 @click.option("--policy", type=click.Path(path_type=Path), help="Start with the setting in this file, which asdsim "

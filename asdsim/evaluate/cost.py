@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import csv
 import io
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -343,6 +344,8 @@ def robust(drafted: Floats, context: Floats, microseconds: Floats) -> tuple[Line
     return Linear(**terms), float(np.median(away))
 
 
+MAX_CELL = 1e12
+"""Largest time or length in a table of step times: eleven days in microseconds."""
 COLUMNS = ("draft_us", "verify_us", "select_us")
 
 
@@ -401,9 +404,10 @@ def read_time(name: str, value: Any, where: str) -> float:
     except OverflowError:
         number = float("inf")
     except (TypeError, ValueError):
-        raise UsageError(f"{name} {value!r} is not a number", where=where) from None
-    if not 0 <= number < float("inf"):
-        raise UsageError(f"{name} {value!r} is no time or length", where=where)
+        raise UsageError(f"{name} {reprlib.repr(value)} is not a number", where=where) from None
+    if not 0 <= number <= MAX_CELL:
+        fix = f"give a number from 0 to {MAX_CELL:g}"
+        raise UsageError(f"{name} {reprlib.repr(value)} is no time or length", where=where, fix=fix)
     return number
 
 
@@ -434,15 +438,26 @@ def read_cost(spec: str) -> Cost:
         raise unknown_name(
             "cost", spec, [*PUBLISHED, "roofline:DEVICE,model=CONFIG.json", "or a file: FILE.csv, FILE.json"]
         )
-    if path.name.removesuffix(".gz").endswith(".csv"):
-        try:
-            rows: list[Any] = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
-        except csv.Error as error:
-            raise UsageError(f"not valid CSV: {error}", where=shown(path)) from None
-    else:
-        rows = [row for _, row in read_rows(path)]
+    rows = _read_table(path)
     if rows and "milliseconds" in rows[0]:
         from .step_table import from_pass_rows
 
         return from_pass_rows(rows, shown(path))
     return from_rows(rows, shown(path))
+
+
+def _read_table(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a CSV or JSON file, told apart by their first character, since a pipe has no name."""
+    text = read_text(path)
+    if text.lstrip()[:1] in ("{", "["):
+        return [row for _, row in read_rows(path, text=text)]
+    try:
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        names = list(reader.fieldnames or ())
+        rows: list[dict[str, Any]] = list(reader)
+    except csv.Error as error:
+        raise UsageError(f"not valid CSV: {error}", where=shown(path)) from None
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"column {reprlib.repr(name)} appears twice", where=shown(path), fix="leave one out")
+    return rows

@@ -11,6 +11,7 @@ least that of the last one, and :meth:`StepTable.notes` says so once it was aske
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,7 +150,7 @@ def from_pass_rows(rows: Sequence[Mapping[str, Any]], source: str) -> StepTable:
         values["batch"] = values["batch"] if row.get("batch") not in (None, "") else 1.0
         for name in ("batch", "width"):
             if not (values[name] >= 1 and values[name].is_integer()):
-                raise UsageError(f"{name} {row.get(name)!r} is no whole number from 1 on", where=where)
+                raise UsageError(f"{name} {reprlib.repr(row.get(name))} is no whole number from 1 on", where=where)
         if not values["milliseconds"] > 0:
             raise UsageError("no milliseconds", where=where, fix="give the time of one pass")
         key = values["batch"], values["width"]

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
@@ -22,13 +21,9 @@ from .fits import check_fits
 from .manifest import MANIFEST, Manifest, Shard
 from .rows import Positions, request_rows
 from .schema import file_schema, table_schema
+from .sizes import EXPANSION, RESTORE, ROOM, check_size, text_bytes, unpacked_bytes
 from .stored import Origin, Part, Trace
 from .tables import Array, to_numpy, unpack
-
-RESTORE = "restore the file from a copy, or capture again"
-ROOM, EXPANSION = 256 << 20, 64
-"""A shard may take this many bytes of memory, and this many times its size more. Real ones take some three times their
-size, and the writer keeps them below about 100 MiB; a file of one repeated value can pretend to hold anything."""
 
 
 def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: bool = False) -> Trace:
@@ -130,12 +125,12 @@ def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator
                     fix=RESTORE,
                 )
             room = ROOM + EXPANSION * shard.bytes
-            _check_size(_unpacked_bytes(parquet.metadata, expected), room, file)
+            check_size(unpacked_bytes(parquet.metadata, expected), room, file)
             first = 0
             for group in range(parquet.num_row_groups):
                 raw = parquet.read_row_group(group)
-                room -= _text_bytes(raw)
-                _check_size(-room, 0, file)
+                room -= text_bytes(raw)
+                check_size(-room, 0, file)
                 raw = raw.cast(expected) if shard.table == "requests" else raw
                 raw.validate(full=True)  # also refuses text that is not UTF-8
                 yield Part(unpack(shard.table, raw, top_k), shard.name, first)
@@ -161,38 +156,6 @@ def _read_file(file: Path, shard: Shard) -> bytes:
     if size != shard.bytes or len(data) != size:
         raise TraceError(f"the shard has {size} bytes, the manifest says {shard.bytes}", where=str(file), fix=RESTORE)
     return data
-
-
-def _unpacked_bytes(metadata: pq.FileMetaData, schema: pa.Schema) -> int:
-    """Return the bytes that a Parquet file says its columns take once read, text that repeats counted once."""
-    total = 0
-    widths = [4 if pa.types.is_nested(field.type) or pa.types.is_string(field.type) else field.type.bit_width // 8
-              for field in schema]  # fmt: skip
-    for group in range(metadata.num_row_groups):
-        rows = metadata.row_group(group)
-        for column, width in zip(range(rows.num_columns), widths, strict=False):
-            chunk = rows.column(column)
-            total += max(chunk.total_uncompressed_size, width * max(chunk.num_values, rows.num_rows))
-    return total
-
-
-def _text_bytes(table: pa.Table) -> int:
-    """Return the bytes of the text of a table that was read by dictionary, each repetition counted."""
-    total = 0
-    for column in table.columns:
-        for chunk in column.chunks:
-            if pa.types.is_dictionary(chunk.type):
-                lengths = np.append(pc.binary_length(chunk.dictionary).fill_null(0).to_numpy(zero_copy_only=False), 0)
-                total += int(lengths[chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False)].sum())
-    return total
-
-
-def _check_size(size: int, room: int, file: Path) -> None:
-    if size > room:
-        raise TraceError(
-            f"the shard expands to more than {room >> 20} MiB, which its size cannot account for",
-            where=str(file), fix=RESTORE,
-        )  # fmt: skip
 
 
 def _schema_difference(schema: pa.Schema, expected: pa.Schema) -> str:

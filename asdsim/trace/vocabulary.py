@@ -20,7 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
-from .manifest import VOCABULARY, Manifest
+from ..files import Fields
+from .manifest import MANIFEST, VOCABULARY, Manifest
+from .sizes import EXPANSION, RESTORE, ROOM, check_size, text_bytes, unpacked_bytes
 from .tables import to_numpy
 
 NAME = re.compile(r"vocabulary-[0-9a-f]{12}\.parquet")
@@ -142,15 +144,37 @@ def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
         raise TraceError(f"the vocabulary cannot be read: {error.strerror}", where=str(file), fix=fix) from None
     if len(data) != entry.get("bytes") or hashlib.sha256(data).hexdigest() != entry.get("sha256"):
         raise TraceError("the vocabulary does not match the manifest", where=str(file), fix=fix)
+    tokens = Fields(entry, f"{folder / MANIFEST}, notes, {VOCABULARY}", TraceError).whole("tokens")
     try:
-        table = pq.read_table(pa.BufferReader(data))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise TraceError(f"not a Parquet file: {str(error).splitlines()[0]}", where=str(file), fix=fix) from None
+        table = _read_table(data, tokens, file)
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise TraceError(f"not a Parquet file: {reason}", where=str(file), fix=fix) from None
     metadata = table.schema.metadata or {}
-    if not table.schema.remove_metadata().equals(SCHEMA):
-        raise TraceError("the vocabulary has other columns than id, piece, special", where=str(file), fix=fix)
     ids = to_numpy(table["id"])
     if len(ids) and (ids[0] < 0 or (np.diff(ids) <= 0).any()):
         raise TraceError("the ids of the vocabulary are not in ascending order", where=str(file), fix=fix)
     pieces = table["piece"].to_pylist()
     return Vocabulary(ids, pieces, np.array(table["special"].to_pylist(), bool), metadata.get(LEADING) == b"dropped")
+
+
+def _read_table(data: bytes, tokens: int, file: Path) -> pa.Table:
+    """Read the table, once its metadata say that it is of the schema, has ``tokens`` rows and fits into memory."""
+    with pq.ParquetFile(pa.BufferReader(data), read_dictionary=["piece"]) as parquet:
+        schema = parquet.metadata.schema.to_arrow_schema()
+        if not schema.remove_metadata().equals(SCHEMA):
+            raise TraceError("the vocabulary has other columns than id, piece, special", where=str(file), fix=RESTORE)
+        rows = parquet.metadata.num_rows
+        if rows != tokens:
+            raise TraceError(
+                f"the vocabulary has {rows} rows, the manifest says {tokens}", where=str(file), fix=RESTORE
+            )
+        room = ROOM + EXPANSION * len(data)
+        check_size(unpacked_bytes(parquet.metadata, SCHEMA), room, file, "vocabulary")
+        groups = []
+        for group in range(parquet.num_row_groups):
+            raw = parquet.read_row_group(group)
+            room -= text_bytes(raw)
+            check_size(-room, 0, file, "vocabulary")
+            groups.append(raw)
+        return pa.concat_tables(groups) if groups else parquet.read()

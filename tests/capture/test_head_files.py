@@ -171,6 +171,17 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 500.0}
         ({"num_attention_heads": "4"}, "num_attention_heads is '4'"),
         ({"num_attention_heads": 8, "head_dim": 8}, "num_attention_heads is 8, but the tensors are of 4 x 8"),
         ({"head_dim": 8.5}, "head_dim is 8.5"),
+        *(
+            ({name: 0}, f"{name} is 0, not a whole number >= 1")
+            for name in (
+                "num_attention_heads",
+                "num_key_value_heads",
+                "head_dim",
+                "vocab_size",
+                "draft_vocab_size",
+                "target_hidden_size",
+            )
+        ),
         ({"vocab_size": True}, "vocab_size is True"),
         ({"norm_before_residual": "no"}, "norm_before_residual is 'no', not true or false"),
         ({"fc_norm": True}, "fc_norm is true, but tensor fc_norm.0.weight is missing"),

@@ -80,6 +80,11 @@ def test_ids_and_references(tmp_path: Path) -> None:
         ({"messages": ["a"]}, r"messages\[0\]: not a JSON object"),
         ({"messages": [{"content": "a"}]}, r"messages\[0\]: from is missing"),
         ({"instruction": 3}, "instruction is 3, not text"),
+        ({"prompt": "a", "reference": "\ud800"}, "line 1: reference is .*, not text"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [{}]}]},
+         r"line 1, messages\[1\]: content is null, and tool_calls are not supported"),
+        ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\]: content is missing"),
+        ({"messages": [{"from": "human"}]}, r"messages\[0\]: value is missing"),
         ({"prompt": "a", "reference": {"b": float("nan")}}, None),
     ],
 )  # fmt: skip
@@ -90,6 +95,18 @@ def test_a_row_that_asks_nothing_is_one_error(tmp_path: Path, row: Any, message:
     with pytest.raises(UsageError, match=message) as error:
         prompts_of(tmp_path / "p.jsonl", row)
     assert str(tmp_path / "p.jsonl") in str(error.value)
+
+
+def test_a_reference_of_any_depth_is_read_or_refused_by_line(tmp_path: Path) -> None:
+    file, read = tmp_path / "p.jsonl", 0
+    for depth in (10, 100, *range(200, 1200, 25), 20_000):
+        file.write_text('{"prompt": "a"}\n{"prompt": "b", "reference": ' + "[" * depth + "]" * depth + "}\n")
+        try:
+            assert load_prompts(f"jsonl:{file}")[1].reference == "[" * depth + "]" * depth
+            read += 1
+        except UsageError as error:
+            assert "nested too deeply" in str(error) and f"{file}, line 2" in str(error)
+    assert 1 < read < 43
 
 
 def test_arrays_gzip_pipes_and_names(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from asdsim.cli import COMMANDS, command
+from asdsim.cli import COMMANDS, cli, command
+from asdsim.cli.common import OutputPath
 from tests.cli.test_rules import run, write
 
 
@@ -75,6 +77,7 @@ def test_axes_that_are_missing_or_wrong_are_named_together(capsys, tmp_path: Pat
         ('"\\u001b[31m" = 1\n', "unknown key '\\\\x1b[31m'"),
         ("[capture]\nK = {}\n", "key 'K' is a table"),
         ("x = " + "[" * 3000, "not valid TOML"),
+        ("x = " + "9" * 5000, "not valid TOML"),
     ],
 )
 def test_a_bad_configuration_file_is_one_line(capsys, tmp_path: Path, text: str, message: str) -> None:
@@ -189,3 +192,46 @@ def test_threads_leave_busy_cores_alone(capsys, monkeypatch: pytest.MonkeyPatch)
     assert load.idle_cores() == 1
     status, _, err = run(capsys, "cover", "nowhere", "--threads", "0")
     assert status == 2 and "--threads" in err
+
+
+@pytest.mark.parametrize(
+    ("command_line", "name"),
+    [
+        ("report T -o", "manifest.json"),
+        ("replay T --B 2 --g 1 --M 1 -o", "steps-00000.parquet"),
+        ("audit T --sweep -o", "requests-00000.parquet"),
+        ("calibrate T --quality agreement --table", "positions-00000.parquet"),
+        ("calibrate T --quality agreement -o", "manifest.json"),
+        ("convert T --B 2 --g 1 --M 1 -o", "vocabulary-0123456789ab.parquet"),
+        ("profile T -o", "manifest.json"),
+        ("convert-policy --B 2 --g 1 --M 1 --to core -o", "manifest.json"),
+        ("judge T --policy p.json --cache", "manifest.json"),
+    ],
+)
+def test_no_output_overwrites_a_file_of_a_trace(capsys, tmp_path: Path, command_line: str, name: str) -> None:
+    trace = write(tmp_path / "T")
+    before = {file.name: file.read_bytes() for file in trace.iterdir()}
+    (tmp_path / "link").symlink_to(trace / name)
+    for output in (trace / name, tmp_path / "link"):
+        words = [trace if word == "T" else word for word in command_line.split()]
+        status, out, err = run(capsys, *words, output)
+        assert (status, out) == (2, ""), err
+        assert f"{output}: is part of a trace" in err and "name a file outside the trace directory" in err
+    assert {file.name: file.read_bytes() for file in trace.iterdir()} == before
+
+
+def test_every_option_that_writes_a_file_refuses_files_of_a_trace() -> None:
+    folders = {"advise", "capture", "compare", "demo", "fidelity", "plot"}
+    options = {
+        (name, option.name): isinstance(option.type, OutputPath)
+        for name in COMMANDS
+        for option in cli.get_command(click.Context(cli), name).params  # type: ignore[union-attr]
+        if {"-o", "--output", "--table", "--cache"} & set(option.opts)
+    }
+    assert {name for (name, _), refuses in options.items() if not refuses} == folders and len(options) > 12
+
+
+def test_an_output_of_another_name_may_lie_in_a_trace(capsys, tmp_path: Path) -> None:
+    trace = write(tmp_path / "T")
+    status, _, err = run(capsys, "replay", trace, "--B", 2, "--g", 1, "--M", 1, "-o", trace / "rows.parquet")
+    assert status == 0 and (trace / "rows.parquet").exists(), err

@@ -142,3 +142,25 @@ def test_a_folder_that_is_no_trace(tmp_path: Path, capsys) -> None:
     code, out, err = run(capsys, "plot", tmp_path, "-o", tmp_path / "figures")
     assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
     assert not (tmp_path / "figures").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("B", pa.array(["0"] * 6), "numbers should be"),
+        ("g", pa.array([0.5, None] * 3), "numbers should be"),
+        ("exact_share", pa.array([True] * 6), "numbers should be"),
+        ("mean_acceptance_length", pa.array([[1.0]] * 6), "numbers should be"),
+        ("rule", pa.array([1] * 6), "text should be"),
+        ("acceptance_histogram", pa.array(["1,2"] * 6), "lists of whole numbers should be"),
+        ("acceptance_histogram", pa.array([["a"]] * 6), "lists of whole numbers should be"),
+    ],
+)
+def test_a_column_of_another_type_is_named(sweep: Path, tmp_path: Path, capsys, name: str, values, says: str) -> None:
+    table = pq.read_table(sweep)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), sweep)
+    for words in ((), ("--B", "2")):
+        code, out, err = run(capsys, "plot", sweep, "-o", tmp_path / "figures", *words)
+        assert (
+            (code, out) == (2, "") and err.startswith(f"asdsim: error: {sweep}: column {name} holds ") and says in err
+        )

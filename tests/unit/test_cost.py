@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 
@@ -135,6 +136,15 @@ def test_tables_that_cannot_be_meant(rows, message: str) -> None:
         ("a.csv", b"verify_us\n1,2\n", "row 1: more cells than columns"),
         ("a.csv", b"verify_us\n\x1b[31mred\n", "is not a number"),
         ("a.csv", b"", "no rows"),
+        (
+            "a.csv",
+            b"verify_us\n1e308\n",
+            "row 1: verify_us '1e308' is no time or length (give a number from 0 to 1e+12)",
+        ),
+        ("a.csv", b"verify_us,draft_us\n3,1e13\n", "draft_us '1e13' is no time or length"),
+        ("a.csv", b"width,milliseconds\n1,1e308\n", "milliseconds '1e308' is no time or length"),
+        ("a.csv", b"width,milliseconds\n1.5,3\n", "width '1.5' is no whole number"),
+        ("a.csv", b"verify_us,draft_us,verify_us\n3,4,5\n", "column 'verify_us' appears twice"),
     ],
 )
 def test_a_hostile_table_is_one_clear_error(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -150,3 +160,29 @@ def test_tables_as_spreadsheets_and_tools_write_them(tmp_path: Path) -> None:
                        b'  "draft_us": 5}\n]'), ("a.jsonl", b'{"verify_us": 20, "draft_us": 5}\n')):  # fmt: skip
         (tmp_path / name).write_bytes(data)
         assert read_cost(str(tmp_path / name)).step(7, 1000) == 25
+
+
+def test_a_long_cell_is_shown_in_part(tmp_path: Path) -> None:
+    for cell in ("x" * 5000, "9" * 5000):
+        (tmp_path / "a.csv").write_text(f"verify_us\n{cell}\n")
+        with pytest.raises(UsageError, match="verify_us '") as refused:
+            read_cost(str(tmp_path / "a.csv"))
+        assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["cost.CSV", "cost", "cost.txt", "cost.csv.gz", "cost.json", "fd"])
+def test_a_table_is_known_by_what_it_holds(tmp_path: Path, name: str) -> None:
+    for text in (
+        "draft_us,verify_us\n5,20\n",
+        '\n{"draft_us": 5, "verify_us": 20}\n',
+        '[{"draft_us": 5, "verify_us": 20}]',
+    ):
+        if name == "fd":  # as a shell's <(command) hands it over
+            reader, writer = os.pipe()
+            os.write(writer, text.encode())
+            os.close(writer)
+            assert read_cost(f"/dev/fd/{reader}").step(7, 0) == 25
+            os.close(reader)
+            continue
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        assert read_cost(str(tmp_path / name)).step(7, 0) == 25

@@ -289,3 +289,16 @@ def test_lists_and_objects_of_another_type_are_refused():
         fields.inner("o")
     with pytest.raises(UsageError, match="^c.json: not a JSON object"):
         Fields([], "c.json")
+
+
+def test_a_value_that_equals_the_default_is_checked_like_any_other() -> None:
+    fields = Fields({"a": 0, "b": None, "c": "\ud800"}, "x.json")
+    for name in ("b", "absent"):
+        assert fields.whole(name, 0, least=1) == 0 and fields.text(name, "\ud800") == "\ud800"
+    with pytest.raises(UsageError, match="a is 0, not a whole number >= 1"):
+        fields.whole("a", 0, least=1)
+    for read in (fields.flag, fields.text):
+        with pytest.raises(UsageError, match="a is 0"):
+            read("a", 0)
+    with pytest.raises(UsageError, match="not text"):
+        fields.text("c", fields.values["c"])

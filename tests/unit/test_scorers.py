@@ -133,3 +133,39 @@ def test_a_task_gets_the_scorer_that_was_named() -> None:
     program = RequestRecord("2", "humaneval", (1,), "p", "ref", 5, (), "natural")
     assert scorer_name(program, {}, False) is None and scorer_name(program, {}, True) == "humaneval"
     assert make_scorer([program], str, chosen={"humaneval": "contains"})(0, b"") is False
+
+
+@pytest.mark.parametrize(
+    ("task", "reference", "says"),
+    [
+        ("humaneval", "Paris", "reference: not JSON"),
+        ("humaneval", "[1]", "reference: not a JSON object"),
+        ("humaneval", "[" * 100_000, "reference: not JSON"),
+        ("humaneval", "9" * 5000, "reference: not JSON"),
+        ("humaneval", '{"test": "assert True"}', "reference: entry_point is missing"),
+        ("humaneval", '{"test": 3, "entry_point": "f"}', "reference: test is 3, not text"),
+        ("mbpp", "Paris", "reference: not JSON"),
+        ("mbpp", "{}", "reference: test is missing"),
+        ("mbpp", '{"test": ["assert True"]}', "reference: test is ["),
+        ("ifeval", "Paris", "reference: not JSON"),
+        ("ifeval", "{}", "reference: instructions is missing"),
+        ("ifeval", '{"instructions": ["punctuation:no_comma"], "arguments": []}', "reference: arguments is []"),
+        (
+            "ifeval",
+            '{"instructions": ["length_constraints:number_words"], "arguments": [{}]}',
+            "reference: arguments is",
+        ),
+        (
+            "ifeval",
+            '{"instructions": ["length_constraints:number_words"], "arguments": [3]}',
+            "reference: arguments is",
+        ),
+        ("ifeval", '{"instructions": ["x"], "arguments": [{}]}', "no instruction 'x'"),
+    ],
+)
+def test_a_reference_that_a_scorer_cannot_read_names_the_request(task: str, reference: str, says: str) -> None:
+    record = RequestRecord("mine/7", "mine", (1,), "prompt", reference, 9, (0,))
+    scorer = make_scorer([record], lambda ids: "some words", chosen={"mine": task}, allow_code=True)
+    with pytest.raises(UsageError) as refused:
+        scorer(0, np.array([1], "<i4").tobytes())
+    assert str(refused.value).startswith("request mine/7") and says in str(refused.value) and refused.value.fix

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from asdsim.capture.vocabulary import stored_ids
 from asdsim.errors import TraceError
+from asdsim.trace import vocabulary as vocabularies
 from asdsim.trace.reader import read_trace
-from asdsim.trace.vocabulary import Vocabulary
+from asdsim.trace.vocabulary import SCHEMA, Vocabulary
 from asdsim.trace.writer import TraceWriter, store_vocabulary
 from tests.support.toytrace import write_toy_trace
 from tests.support.tracefiles import edit_manifest
@@ -99,3 +104,47 @@ def test_committed_traces_hold_the_text_of_every_token(folder: Path) -> None:
     assert stored_ids(folder, trace.manifest).tolist() == trace.vocabulary.ids.tolist()
     for record in trace.request_records():
         assert record.prompt_text in trace.vocabulary.text(record.prompt_ids)
+
+
+def forge(trace: Path, columns: dict[str, pa.Array], tokens: object, **options: Any) -> Path:
+    """Put a vocabulary of other contents in place, signed."""
+    (before,) = trace.glob("vocabulary-*")
+    before.unlink()
+    pq.write_table(pa.table(columns, schema=SCHEMA), before, compression="zstd", **options)
+    data = before.read_bytes()
+    checksum = hashlib.sha256(data).hexdigest()
+    file = before.rename(trace / f"vocabulary-{checksum[:12]}.parquet")
+    entry = {"file": file.name, "tokens": tokens, "bytes": len(data), "sha256": checksum}
+    edit_manifest(trace, lambda manifest: manifest["notes"].update(vocabulary=entry))
+    return file
+
+
+def repeated(number: int, length: int) -> dict[str, pa.Array]:
+    return {
+        "id": pa.array(np.arange(number, dtype=np.int32)),
+        "piece": pa.repeat(pa.scalar(b"a" * length, pa.binary()), number),
+        "special": pa.repeat(pa.scalar(False), number),
+    }
+
+
+@pytest.mark.parametrize(
+    ("number", "length", "dictionary"), [(40_000, 4_000, True), (2_500, 4_000, False), (400_000, 0, True)]
+)
+def test_pieces_that_a_file_of_its_size_cannot_hold_are_refused(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, number: int, length: int, dictionary: bool
+) -> None:
+    monkeypatch.setattr(vocabularies, "ROOM", 1 << 20)
+    monkeypatch.setattr(vocabularies, "EXPANSION", 0)
+    forge(trace, repeated(number, length), number, use_dictionary=dictionary)
+    with pytest.raises(TraceError, match=r"vocabulary-\w+.parquet: the vocabulary expands to more than \d+ MiB"):
+        read_trace(trace)
+
+
+@pytest.mark.parametrize(("tokens", "says"), [(39, "has 40 rows, the manifest says 39"), ("40", "tokens is '40'"),
+                                              (None, "tokens is missing"), (True, "tokens is True")])  # fmt: skip
+def test_the_number_of_tokens_is_the_manifests(trace: Path, tokens: object, says: str) -> None:
+    forge(trace, repeated(40, 3), tokens)
+    with pytest.raises(TraceError, match=says):
+        read_trace(trace)
+    forge(trace, repeated(40, 3), 40)
+    assert read_trace(trace).vocabulary.pieces == [b"aaa"] * 40  # type: ignore[union-attr]

@@ -369,7 +369,7 @@ def count_of(checkpoint: Checkpoint, what: str, numbers: set[int]) -> int:
 
 def check_layers(checkpoint: Checkpoint, layers: int) -> None:
     """Refuse a head with more or fewer layers than its configuration says: some weights are missing, or not its own."""
-    named = checkpoint.layer.whole("num_hidden_layers", layers)
+    named = checkpoint.layer.whole("num_hidden_layers", layers, least=1)
     if named != layers:
         raise checkpoint.error(f"config.json says {named} layers, but the tensors hold {layers}")
 
@@ -377,13 +377,13 @@ def check_layers(checkpoint: Checkpoint, layers: int) -> None:
 def attention_shape(checkpoint: Checkpoint, q_proj: torch.Tensor, k_proj: torch.Tensor) -> dict[str, int]:
     """Return ``heads``, ``kv_heads`` and ``head_dim`` of a layer, from the configuration and the projections."""
     layer = checkpoint.layer
-    heads = layer.whole("num_attention_heads", 0)
-    head_dim = layer.whole("head_dim", 0) or (q_proj.shape[0] // heads if heads else 0)
+    heads = layer.whole("num_attention_heads", 0, least=1)
+    head_dim = layer.whole("head_dim", 0, least=1) or (q_proj.shape[0] // heads if heads else 0)
     if not head_dim or q_proj.shape[0] % head_dim or k_proj.shape[0] % head_dim:
         raise checkpoint.error("config.json does not say how many attention heads there are")
     shape = {"heads": q_proj.shape[0] // head_dim, "kv_heads": k_proj.shape[0] // head_dim, "head_dim": head_dim}
     for key, name in (("num_attention_heads", "heads"), ("num_key_value_heads", "kv_heads")):
-        if layer.whole(key, shape[name]) not in (0, shape[name]):
+        if layer.whole(key, shape[name], least=1) != shape[name]:
             raise checkpoint.error(f"{key} is {layer.whole(key)}, but the tensors are of {shape[name]} x {head_dim}")
     if head_dim % 2 or shape["heads"] % shape["kv_heads"]:
         raise checkpoint.error(f"no attention has {shape['heads']} heads of {head_dim} on {shape['kv_heads']} keys")

@@ -331,7 +331,7 @@ def _taps(
 ) -> tuple[int, ...]:
     """Return the hidden states that a head reads, after a look at the hidden size that it was made for."""
     target_width, _, total = target_shape(target_model)
-    made_for = checkpoint.fields("target_hidden_size").whole("target_hidden_size", 0)
+    made_for = checkpoint.fields("target_hidden_size").whole("target_hidden_size", 0, least=1)
     if not made_for:
         made_for = target_width if not early and fc.shape[1] == 3 * target_width else fc.shape[0]
     check_size(checkpoint, "hidden size", made_for, target_width)

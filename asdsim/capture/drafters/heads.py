@@ -384,7 +384,7 @@ class Claimed:
 
 
 def _claimed_width(checkpoint: Checkpoint) -> int:
-    named = checkpoint.fields("target_hidden_size").whole("target_hidden_size", 0, most=1 << 20)
+    named = checkpoint.fields("target_hidden_size").whole("target_hidden_size", 0, least=1, most=1 << 20)
     if named:
         return named
     fc = checkpoint.tensors.get("fc.weight", checkpoint.tensors.get("model.fc.weight"))
@@ -396,7 +396,7 @@ def _claimed_width(checkpoint: Checkpoint) -> int:
 
 def _claimed_vocabulary(checkpoint: Checkpoint) -> int:
     """Return the vocabulary that the configuration or a tensor names; more than any where none does."""
-    named = checkpoint.layer.whole("vocab_size", 0, most=1 << 31)
+    named = checkpoint.layer.whole("vocab_size", 0, least=1, most=1 << 31)
     if named:
         return named
     tensors = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors.items()}
@@ -430,7 +430,7 @@ def vocabulary_of(
     target_model : transformers.PreTrainedModel
     """
     target_width, vocab_size, _ = target_shape(target_model)
-    named = checkpoint.layer.whole("vocab_size", 0)
+    named = checkpoint.layer.whole("vocab_size", 0, least=1)
     sizes = {"config.json": named} if named else {}
     sizes |= {"t2d": len(maps["t2d"])} if maps.get("t2d") is not None and maps["t2d"].ndim else {}
     sizes |= {name: len(need(checkpoint, tensors, name)) for name in embeddings if name in tensors}
@@ -441,7 +441,7 @@ def vocabulary_of(
         check_size(checkpoint, "vocabulary", size, vocab_size)
     output = need(checkpoint, tensors, "lm_head.weight") if "lm_head.weight" in tensors else None
     token_ids = draft_vocabulary(checkpoint, maps, output, vocab_size)
-    drafted = checkpoint.fields("draft_vocab_size").whole("draft_vocab_size", 0)
+    drafted = checkpoint.fields("draft_vocab_size").whole("draft_vocab_size", 0, least=1)
     if drafted and drafted != (vocab_size if token_ids is None else len(token_ids)):
         if token_ids is None:
             raise checkpoint.error(f"draft_vocab_size is {drafted}, but d2t, which names these tokens, is missing")

@@ -41,8 +41,13 @@ def load(argument: str, offline: bool) -> list[Prompt]:
         if not any(message.content.strip() for message in messages):
             raise UsageError("the prompt is empty", where=where)
         reference = fields.get("reference", None)
-        if reference is not None and not isinstance(reference, str):
-            reference = dump_json(reference)
+        if isinstance(reference, str):
+            reference = fields.text("reference")
+        elif reference is not None:
+            try:
+                reference = dump_json(reference)
+            except RecursionError:
+                raise UsageError("reference is nested too deeply", where=where) from None
         name = fields.get("id", f"{stem}/{int(where.rpartition(' ')[2]) - 1}")
         if isinstance(name, bool) or not isinstance(name, (str, int)) or name == "":
             fields.refuse("id", "text or a whole number")
@@ -85,7 +90,10 @@ def _asked(row: Fields) -> tuple[list[Message], list[str]]:
 def _message(item: Fields) -> Message:
     """Read {"role", "content"}, or ShareGPT's {"from", "value"}."""
     role = item.text("role", None) or item.text("from")
-    key = "content" if item.get("content", None) is not None else "value"
+    key = "value" if item.get("content", None) is None and item.values.keys() & {"from", "value"} else "content"
+    if key == "content" and item.get("content", None) is None and item.get("tool_calls", None) is not None:
+        fix = "leave out the messages that call tools, or write their text as content"
+        raise UsageError("content is null, and tool_calls are not supported", where=item.where, fix=fix)
     content: Any = item.get(key)
     if isinstance(content, list):  # [{"type": "text", "text": ".."}]
         parts = [Fields(part, f"{item.where}, {key}[{n}]") for n, part in enumerate(content)]

@@ -137,9 +137,8 @@ def _mt_bench(row: Fields, place: int) -> Prompt:
     turns = row.list_of("text", "turns" if "turns" in row.values else "prompt")
     if not turns:
         row.refuse("turns", "a list with a question")
-    answers = row.values.get("reference")
     name = row.values.get("question_id", row.values.get("prompt_id", place))
-    first = answers[0] if isinstance(answers, list) and answers else None
+    first = next(iter(row.list_of("text", "reference", [])), None)
     return Prompt(f"mt-bench/{name}", "mt-bench", turns[0], first, later=tuple(turns[1:]))
 
 

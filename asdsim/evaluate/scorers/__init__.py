@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UsageError, unknown_name
+from ...files import shown
 
 if TYPE_CHECKING:
     from ...records import RequestRecord
@@ -105,7 +106,21 @@ class TaskScorer:
         return ", ".join(dict.fromkeys(name for name in self.names if name is not None))
 
     def __call__(self, request: int, tokens: bytes) -> bool | None:
-        """Return the verdict on an output."""
+        """Return the verdict on an output.
+
+        Raises
+        ------
+        UsageError
+            If the scorer cannot read the reference of the request, or a user's function fails.
+        """
+        try:
+            return self._verdict(request, tokens)
+        except UsageError as error:
+            where = f"request {shown(self.records[request].request_id)}" + (f", {error.where}" if error.where else "")
+            fix = error.fix or f"scorer {self.names[request]} cannot judge it; name another with --scorer"
+            raise UsageError(error.what, where=where, fix=fix) from None
+
+    def _verdict(self, request: int, tokens: bytes) -> bool | None:
         name, record = self.names[request], self.records[request]
         if name is None:
             return None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 
 from ...errors import UsageError
+from .reference import read_reference
 from .sandbox import run_program
 
 FENCE = re.compile(r"```[ \t]*(?:[\w+-]*)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -49,7 +49,14 @@ def program_of(text: str, entry_point: str, prompt_text: str) -> str:
 
 
 def score(text: str, reference: str, prompt_text: str, *, timeout: float = 5.0, memory: int = 1 << 30) -> bool:
-    """Tell whether an answer passes its tests; ``reference`` is JSON with the entry point and the tests."""
-    task = json.loads(reference)
-    program = program_of(text, task["entry_point"], prompt_text)
-    return run_program(program, task["test"], task["entry_point"], timeout=timeout, memory=memory)[0]
+    """Tell whether an answer passes its tests; ``reference`` is JSON with the entry point and the tests.
+
+    Raises
+    ------
+    UsageError
+        If the reference is something else.
+    """
+    task = read_reference(reference)
+    tests, entry_point = task.text("test"), task.text("entry_point")
+    program = program_of(text, entry_point, prompt_text)
+    return run_program(program, tests, entry_point, timeout=timeout, memory=memory)[0]

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import UsageError
+from ...files import shown
+from .reference import read_reference
 
 Given = Mapping[str, Any]
 CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -208,15 +210,28 @@ def followed(text: str, reference: str, *, loose: bool = False) -> list[bool]:
     Raises
     ------
     UsageError
-        On an instruction that is not known.
+        On an instruction that is not known, or a reference of another form.
     """
-    task = json.loads(reference)
-    texts = [one for one in (_loosened(text) if loose else [text]) if one.strip()]
+    task = read_reference(reference)
+    names, arguments = task.list_of("text", "instructions"), task.get("arguments")
+    if not isinstance(arguments, list) or len(arguments) != len(names):
+        task.refuse("arguments", "a list with one object for each instruction")
+    texts = [variant for variant in (_loosened(text) if loose else [text]) if variant.strip()]
     verdicts = []
-    for name, given in zip(task["instructions"], task["arguments"], strict=True):
+    for name, given in zip(names, arguments, strict=True):
         if name not in CHECKS:
-            raise UsageError(f"ifeval has no instruction {name!r}", fix="use the prompts of google/IFEval")
-        verdicts.append(any(CHECKS[name](one, given) for one in texts))
+            raise UsageError(f"ifeval has no instruction {shown(name)!r}", fix="use the prompts of google/IFEval")
+        try:
+            verdicts.append(any(CHECKS[name](variant, given) for variant in texts))
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+            re.error,
+        ):  # the arguments are the user's
+            task.refuse("arguments", f"what instruction {name} takes")
     return verdicts
 
 

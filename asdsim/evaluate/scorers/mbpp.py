@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from .humaneval import FENCE
+from .reference import read_reference
 from .sandbox import run_program
 
 
@@ -18,5 +17,11 @@ def program_of(text: str) -> str:
 
 
 def score(text: str, reference: str, *, timeout: float = 5.0, memory: int = 1 << 30) -> bool:
-    """Tell whether an answer passes its tests; ``reference`` is JSON with the tests."""
-    return run_program(program_of(text), json.loads(reference)["test"], timeout=timeout, memory=memory)[0]
+    """Tell whether an answer passes its tests; ``reference`` is JSON with the tests.
+
+    Raises
+    ------
+    UsageError
+        If the reference is something else.
+    """
+    return run_program(program_of(text), read_reference(reference).text("test"), timeout=timeout, memory=memory)[0]
