@@ -66,7 +66,7 @@ def _trace(
     if engine is not None:
         if left:
             raise UsageError(
-                f"{counted(left, 'request')} left the trace under {policy}: the rates of the others are of a biased sample",
+                f"{counted(left, 'request')} left the trace under {policy}: the others are a biased sample",
                 where=str(source), fix="run asdsim cover for this setting",
             )  # fmt: skip
         return _rates(engine, records, policy, output)

@@ -53,8 +53,8 @@ def render(path: str, summary: dict[str, Any]) -> list[str]:
         f"{_number(size['positions_per_draft_position'])} per draft position",
         "",
         "  strict acceptance on the captured path",
-        f"    {'task':<14}{'requests':>9}{'steps':>8}{'tokens':>9}{'tokens/step':>13}{'95 %':>15}"
-        f"{'accepted/proposal':>19}{'95 %':>15}",
+        f"    {'task':<14}{'requests':>9}{'steps':>8}{'tokens':>9}{'tokens/step':>13}{'95 %':>16}"
+        f"{'accepted/proposal':>19}{'95 %':>16}",
     ]
     for name, row in [
         *summary["tasks"].items(),
@@ -62,8 +62,8 @@ def render(path: str, summary: dict[str, Any]) -> list[str]:
     ]:
         lines.append(
             f"    {shown(name):<14}{row['requests']:>9}{row['num_spec_steps']:>8}{row['completion_tokens']:>9}"
-            f"{_number(row['mean_acceptance_length'], 3):>13}{_span(row['mean_acceptance_length_interval']):>15}"
-            f"{_number(row['accepted_per_proposal'], 3):>19}{_span(row['accepted_per_proposal_interval']):>15}"
+            f"{_number(row['mean_acceptance_length'], 3):>13}{_span(row['mean_acceptance_length_interval']):>16}"
+            f"{_number(row['accepted_per_proposal'], 3):>19}{_span(row['accepted_per_proposal_interval']):>16}"
         )
     quantiles = "  ".join(f"q{round(100 * float(q))} {_number(v, 3)}" for q, v in first["regret_quantiles"].items())
     times = "  ".join(f"{name} {_number(value, 0)}" for name, value in summary["median_us"].items())
@@ -103,7 +103,7 @@ def _text(value: Any) -> str:
 
 
 def _span(ends: list[float] | None) -> str:
-    return "-" if ends is None else f"{ends[0]:.3f} - {ends[1]:.3f}"
+    return "-" if ends is None else f"[{ends[0]:.3f}, {ends[1]:.3f}]"
 
 
 def _number(value: float | None, digits: int = 1) -> str:

@@ -158,7 +158,8 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def cost_of(spec: str, trace: Trace) -> Cost | None:
     """Return the cost model that ``--cost`` names."""
-    from ..evaluate.cost import fit_trace, read_cost
+    from ..evaluate.cost import fit_trace
+    from ..evaluate.cost_spec import read_cost
 
     if spec == "none":
         return None

@@ -56,7 +56,8 @@ def command(
     """Write one page about TRACE: settings, outputs side by side, every token with its ledger, figures.
 
     The page is one file that opens from disk and loads nothing. Without a grid it holds the settings that the trace is
-    covered for, all of them exact.
+    covered for, all of them exact. Figures of a setting that is not exact are marked with ~ and are no result: under
+    --off-trace stop it has no gain, no speed-up, and no share of outputs that differ.
     """
     from ..report.page import write_report
     from ..result import load, replay_grid
@@ -93,6 +94,7 @@ def command(
     if as_json:
         print_json("report", {
             "trace": str(trace), "file": str(page.path), "bytes": page.bytes, "settings": page.settings,
+            "exact_settings": page.exact,
             "requests": page.requests, "all_requests": page.all_requests,
         })  # fmt: skip
         return

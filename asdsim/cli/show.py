@@ -76,13 +76,22 @@ def command(
         graph, policy = build_graph(source, setting.layout), setting.policy(0)
         sides.append([walk_of(source, graph, policy, r, off_trace) for r in chosen or range(len(names))])
     pairs = list(zip(*sides, strict=True))
-    picked = _pick(pairs, source, reader, largest_regret, changed_answers)
+    picked, unknown = _pick(pairs, source, reader, largest_regret, changed_answers)
     listing = first_differences or not (requests or largest_regret or changed_answers)
     if as_json:
-        print_json("show", {"trace": str(trace), "rows": [_record(pair, source, reader) for pair in picked]})
+        rows = [_record(pair, source, reader) for pair in picked]
+        print_json("show", {"trace": str(trace), "rows": rows, "not_known": [walk.request_id for walk, _ in unknown]})
         return
+    if unknown:
+        if largest_regret and not changed_answers:
+            what = "their regret is known only in part"
+        else:
+            what = f"whether their {'answers' if changed_answers else 'outputs'} differ is not known"
+        note(f"{len(unknown)} of {counted(len(pairs), 'request')} left the captured steps: {what}; run asdsim cover "
+             f"{trace} for both settings")  # fmt: skip
     if not picked:
-        note("no request to show: both settings give the same answers")
+        note("no request to show: " + ("no answer is known to differ" if unknown else
+                                       "both settings give the same answers"))  # fmt: skip
     elif listing:
         _list(picked, reader)
     else:
@@ -128,23 +137,44 @@ def vocabulary_of(trace: Trace, tokenizer: str | None = None, offline: bool = Fa
 
 def _pick(
     pairs: list[tuple[Walk, Walk]], trace: Trace, reader: Reader, largest_regret: int | None, changed: bool
-) -> list[tuple[Walk, Walk]]:
-    """Return the pairs that the pickers leave."""
+) -> tuple[list[tuple[Walk, Walk]], list[tuple[Walk, Walk]]]:
+    """Return the pairs that the pickers leave, and those of which walks off the trace leave open whether they belong.
+
+    Such a pair is among the former, too, where the known part of its walks puts it there; never for changed answers.
+    """
     if changed:
         from ..evaluate.scorers import given_answer, scorer_name
 
         scorers = [scorer_name(record, {}, False) for record in trace.request_records()]
         if not any(scorers):
             raise UsageError("no task of this trace has answers to compare", fix="use --first-differences")
+        unknown = [pair for pair in pairs if scorers[pair[0].request] and not _known(pair)]
         pairs = [
             pair
             for pair in pairs
-            if all(walk.exact for walk in pair)
+            if _known(pair)
             and len({given_answer(scorers[walk.request], reader.text(walk.tokens)) for walk in pair}) == 2
         ]
+    elif largest_regret is not None:
+        unknown = [pair for pair in pairs if not pair[0].exact]
+    else:
+        unknown = [pair for pair in pairs if not _settled(pair)]
     if largest_regret is not None:
         pairs = sorted(pairs, key=lambda pair: -pair[0].spent)[:largest_regret]
-    return pairs
+    return pairs, unknown
+
+
+def _known(pair: tuple[Walk, Walk]) -> bool:
+    """Tell whether both outputs are known to their end."""
+    return all(walk.exact for walk in pair)
+
+
+def _settled(pair: tuple[Walk, Walk]) -> bool:
+    """Tell whether it is known that two outputs differ, or that they do not: no guess decides."""
+    from ..evaluate.strips import parted_at
+
+    sure = min(next((strip.start for strip in walk.strips if strip.estimated), len(walk.tokens)) for walk in pair)
+    return _known(pair) or 0 <= parted_at(*pair) < sure
 
 
 def _record(pair: tuple[Walk, Walk], trace: Trace, reader: Reader) -> dict[str, Any]:
@@ -185,8 +215,8 @@ def _list(pairs: list[tuple[Walk, Walk]], reader: Reader) -> None:
             f"{escaped(walk.request_id):<16} token {place:<4} step {strip.step_id:<4} {ends[0]} -> {ends[1]}"
             f"  relaxed {len(walk.relaxed)}, spent {walk.spent:.2f}"
         )
-    unknown = sum(not (walk.exact and base.exact) for walk, base in pairs)
-    tail = f"; {unknown} not known to their end: run asdsim cover" if unknown else ""
+    unknown = sum(not _settled(pair) for pair in pairs)
+    tail = f"; not known for {unknown}: run asdsim cover" if unknown else ""
     click.echo(f"{differ} of {counted(len(pairs), 'output')} differ{tail}")
 
 

@@ -455,7 +455,7 @@ class _Pairing:
         quality.figures = {name: interval.only(sure) for name, interval in figures.items()}
         if self.off_trace == "stop" and "acceptance_length_gain" in figures:  # a biased sample has no gain
             gain = quality.figures["acceptance_length_gain"]
-            value = np.where(sure, gain.value, np.nan)
+            value = np.where(exact.all(axis=1), gain.value, np.nan)
             quality.figures["acceptance_length_gain"] = Intervals(value, gain.low, gain.high)
         return quality
 

@@ -20,6 +20,7 @@ from ..rules.asd import BUDGET, CAP, GATE
 from ..rules.settings import Grid, Policy
 from ..trace.graph import END, MISSING, Graph
 from ..trace.vocabulary import Vocabulary
+from ..walk.off_trace import OFF_TRACE
 from ..walk.path import Path, visits
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ SHOWN = (
     "regret_per_token", "relaxed_per_token", "outputs_differ_share", "edit_distance_mean", "accuracy",
 )  # fmt: skip
 """Figures of the table, those that the data allow."""
+
+COMPARED = ("speed_up", "acceptance_length_gain", "outputs_differ_share", "edit_distance_mean")
+"""Figures that compare with strict matching: a biased sample has none."""
 
 GAP_UNIT = 64
 """How far a candidate lies below the one before it is stored in parts of 1/64 logit, at most 255 of them."""
@@ -72,7 +76,8 @@ class Content:
     Attributes
     ----------
     settings : list of dict
-        Name, rule, B, g, M, exactness and figures of each; the first is strict matching.
+        Name, rule, B, g, M, exactness and figures of each; the first is strict matching. ``caveat`` says why the
+        figures are no result, and is empty where they are one.
     requests : list of dict
     vocabulary : list
         Text of each token, or its bytes as numbers where they are no whole characters.
@@ -94,24 +99,45 @@ class Content:
 
 
 def settings_of(results: Sequence[Result], qualities: Sequence[Quality]) -> list[dict[str, Any]]:
-    """Return one entry for each setting of some replays, with its figures and their intervals; strict comes first."""
+    """Return one entry for each setting of some replays, with its figures and their intervals; strict comes first.
+
+    Where walks stop off the trace, a setting that is not exact has None for every figure of :data:`COMPARED`.
+    """
     entries: list[dict[str, Any]] = []
     for number, (result, quality) in enumerate(zip(results, qualities, strict=True)):
         frame = result.frame().to_dicts()
         for n in range(len(result)):
             policy, row = result.grid.policy(n), quality.row(n)
             figures = {name: row[name] for name in SHOWN if name in row and row[name][0] is not None}
+            caveat = "" if row["exact"] else _caveat(row["exact_share"], result.off_trace)
+            if caveat and not OFF_TRACE[result.off_trace].estimate:
+                figures |= {name: None for name in COMPARED if name in row}
             entries.append(
                 {
                     "name": _full_name(result.grid, n), "rule": result.grid.layout.rule, "layout": number,
                     "strict": is_baseline(policy), "B": policy.budget, "g": policy.gate, "M": policy.cap,
                     "semantics": result.grid.semantics, "ledger": result.grid.ledger, "exact": row["exact_share"],
+                    "caveat": caveat,
                     "steps": frame[n]["num_spec_steps"], "tokens": frame[n]["completion_tokens"],
                     "relaxed": frame[n]["relaxed_tokens"], "spent_max": frame[n]["regret_spent_max"],
                     "figures": figures, "result": number, "row": n,
                 }
             )  # fmt: skip
     return _without_twins(entries)
+
+
+def _caveat(share: float, off_trace: str) -> str:
+    """Return what the figures of a setting that is not exact stand for."""
+    if share == 1.0:
+        return "not exact: the strict walks that it is compared with are not all captured"
+    mode = OFF_TRACE[off_trace]
+    kept = f"not exact: the walks of {share_below_one(share)} of the requests met captured steps only; "
+    return kept + (mode.figure_note if mode.estimate else "the figure is that of this biased sample")
+
+
+def share_below_one(share: float) -> str:
+    """Return a share below 1 in per cent that never rounds to 100."""
+    return f"{min(99.0, 100 * share):.0f} %"
 
 
 def is_baseline(policy: Policy) -> bool:

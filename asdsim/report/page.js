@@ -75,8 +75,8 @@
         const origin = posStart[C.w_step[row]], accepted = C.w_acc[row], committed = C.w_com[row];
         for (let i = 0; i < committed; i++) words.push(i < accepted ? C.p_draft[origin + i] : C.p_choice[origin + i]);
       }
-      const last = behind > first ? D.final[C.w_end[behind - 1] >> 3] : "";
-      cache.set(walk, { words, known: last !== "missing", spent: behind > first ? C.w_spent[behind - 1] : 0, text: null });
+      const known = !C.w_end.subarray(first, behind).some((end) => D.final[end >> 3] === "missing");
+      cache.set(walk, { words, known, spent: behind > first ? C.w_spent[behind - 1] : 0, text: null });
     }
     return cache.get(walk);
   };
@@ -148,8 +148,8 @@
   const shownValue = (figure, x) => (x * figure.factor).toFixed(figure.factor === 100 ? 1 : 3);
   const fronts = () => {
     const risk = $("risk").value, gain = gainName(), sign = risk === "accuracy" ? -1 : 1;
-    const rows = D.settings.map((entry, n) => [n, sign * value(entry, risk), value(entry, gain), entry.exact])
-      .filter((row) => row[3] === 1 && Number.isFinite(row[1]) && Number.isFinite(row[2]))
+    const rows = D.settings.map((entry, n) => [n, sign * value(entry, risk), value(entry, gain), entry.caveat])
+      .filter((row) => !row[3] && Number.isFinite(row[1]) && Number.isFinite(row[2]))
       .sort((a, b) => a[1] - b[1] || b[2] - a[2]);
     const front = new Set();
     let best = -Infinity;
@@ -165,7 +165,8 @@
     const key = (n) => (sort.key === "name" || !sort.key ? n : sort.key === "exact" ? D.settings[n].exact : value(D.settings[n], sort.key));
     settingOrder = D.settings.map((_, n) => n).filter((n) => matches(D.settings[n], $("setting-filter").value) && (!$("front-only").checked || front.has(n)));
     settingOrder.sort((a, b) => {
-      const x = key(a), y = key(b);
+      const x = key(a), y = key(b), apart = Boolean(D.settings[a].caveat) - Boolean(D.settings[b].caveat);
+      if (figureOf(sort.key) && apart) return apart;  // what is no result never leads the table
       if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y);
       return sort.key && sort.down ? y - x : x - y;
     });
@@ -180,11 +181,11 @@
       const entry = D.settings[n];
       const button = make("button", { type: "button", text: entry.name, onclick: () => go({ setting: n }) });
       const star = front.has(n) ? make("span", { title: "on the front of gain against risk", text: " ★" }) : "";
-      const row = make("tr", { "data-setting": n, class: (n === state.setting ? "chosen " : "") + (entry.exact < 1 ? "partial" : ""), "aria-current": n === state.setting ? "true" : null },
-        make("th", { scope: "row" }, button, star), make("td", { text: entry.exact.toFixed(2) }));
+      const row = make("tr", { "data-setting": n, class: (n === state.setting ? "chosen " : "") + (entry.caveat ? "partial" : ""), "aria-current": n === state.setting ? "true" : null },
+        make("th", { scope: "row" }, button, star), make("td", { text: Math.min(entry.exact, entry.exact < 1 ? 0.99 : 1).toFixed(2) }));
       for (const figure of D.figures) {
         const values = entry.figures[figure.name];
-        const cell = make("td", { text: values ? shownValue(figure, values[0]) : "–" });
+        const cell = make("td", { text: values ? (entry.caveat ? "~" : "") + shownValue(figure, values[0]) : "–", title: values && entry.caveat ? entry.caveat : null });
         if (values && values[1] !== null) cell.append(make("span", { class: "interval", text: ` [${shownValue(figure, values[1])}, ${shownValue(figure, values[2])}]` }));
         row.append(cell);
       }
@@ -199,7 +200,7 @@
     const title = $("scatter-title");
     svg.replaceChildren(title);
     if (!x || !y) return;
-    const rows = D.settings.map((entry, n) => [n, value(entry, risk) * x.factor, value(entry, gain) * y.factor]).filter((row) => D.settings[row[0]].exact === 1 && row.slice(1).every(Number.isFinite));
+    const rows = D.settings.map((entry, n) => [n, value(entry, risk) * x.factor, value(entry, gain) * y.factor]).filter((row) => !D.settings[row[0]].caveat && row.slice(1).every(Number.isFinite));
     title.textContent = `${y.head} against ${x.head}, ${rows.length} exact settings`;
     if (!rows.length) return;
     const top = Math.max(...rows.map((row) => row[1])), accuracy = risk === "accuracy";
@@ -230,27 +231,31 @@
   // --- requests
   const requested = () => {
     const needle = $("request-filter").value.toLowerCase(), task = $("task").value;
+    let unknown = 0;
     const rows = D.requests.map((request, r) => {
       const mine = walkOf(state.setting, r), base = walkOf(against, r);
-      return { r, request, mine, base, place: partedAt(mine, base), output: outputOf(mine) };
+      return { r, request, mine, base, place: partedAt(mine, base), output: outputOf(mine), known: outputOf(mine).known && outputOf(base).known };
     }).filter((row) => {
       if (task && row.request.task !== task) return false;
-      if ($("changed").checked && (C.w_answer[row.mine] === C.w_answer[row.base] || !row.request.scorer)) return false;
+      if ($("changed").checked) {
+        unknown += Boolean(row.request.scorer && !row.known);
+        if (!row.request.scorer || !row.known || C.w_answer[row.mine] === C.w_answer[row.base]) return false;
+      }
       return !needle || row.request.prompt.toLowerCase().includes(needle) || row.request.id.toLowerCase().includes(needle) || textOfWalk(row.mine).toLowerCase().includes(needle) || textOfWalk(row.base).toLowerCase().includes(needle);
     });
     if ($("by-regret").checked) rows.sort((a, b) => b.output.spent - a.output.spent || a.r - b.r);
     requestOrder = rows.map((row) => row.r);
     const verdict = (walk) => ["", "wrong", "right"][C.w_right[walk]];
     const head = ["request", "parts at token", "regret spent", "answer", "against", "prompt"].map((text, n) => make("th", { scope: "col", text, class: n > 4 ? "left" : null }));
-    const body = rows.map(({ r, request, mine, base, place, output }) => make("tr", { class: r === state.request ? "chosen" : "", "data-request": r, "aria-current": r === state.request ? "true" : null },
+    const body = rows.map(({ r, request, mine, base, place, output, known }) => make("tr", { class: r === state.request ? "chosen" : "", "data-request": r, "aria-current": r === state.request ? "true" : null },
       make("th", { scope: "row" }, make("button", { type: "button", text: escape(request.id), onclick: () => go({ request: r, step: -1 }) })),
-      make("td", { text: place < 0 ? (output.known ? "same" : "not known") : String(place) }),
+      make("td", { text: place < 0 ? (known ? "same" : "not known") : String(place) }),
       make("td", { text: output.spent.toFixed(2) }),
       make("td", { text: [D.answers[C.w_answer[mine]], verdict(mine)].filter(Boolean).map((text) => escape(text).slice(0, 20)).join(" ") || "–" }),
       make("td", { text: [D.answers[C.w_answer[base]], verdict(base)].filter(Boolean).map((text) => escape(text).slice(0, 20)).join(" ") || "–" }),
       make("td", { class: "snippet", text: escape(request.prompt.slice(0, 90)) })));
     $("requests").replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)));
-    $("request-count").textContent = `${rows.length} of ${D.requests.length} requests`;
+    $("request-count").textContent = `${rows.length} of ${D.requests.length} requests${unknown ? `; ${unknown} more not known: their walks leave the trace` : ""}`;
   };
 
   // --- one request
@@ -448,6 +453,7 @@
     $("legend").append(...Object.keys(SIGN).map((kind) => make("li", {}, make("span", { class: "t " + kind, title: WORDS[kind], "data-sign": SIGN[kind] }, SHORT[kind] + (kind === "relaxed" ? "[target's]" : "")))));
     $("definitions").append(...D.figures.flatMap((figure) => [make("dt", { text: figure.head }), make("dd", { text: figure.meaning })]),
       make("dt", { text: "exact" }), make("dd", { text: "share of requests whose walk met recorded steps only; a setting below 1 is no result" }),
+      make("dt", { text: "~ before a figure" }), make("dd", { text: "the setting is not exact: the figure is no result; where walks stop off the trace it is that of a biased sample, which cannot be compared with strict matching" }),
       make("dt", { text: "captured, covered, estimated" }), make("dd", { text: "met while the trace was recorded; added by asdsim cover; a guess behind the recorded steps" }));
   };
   const unpack = async () => {

@@ -25,7 +25,7 @@ from ..evaluate.strips import name_of
 from ..files import plain, write_atomically
 from ..result import replay_grid
 from ..rules.settings import Policy
-from .data import ENDED, FINAL, GAP_UNIT, Content, collect, is_baseline, settings_of
+from .data import ENDED, FINAL, GAP_UNIT, Content, collect, is_baseline, settings_of, share_below_one
 
 if TYPE_CHECKING:
     from ..evaluate.cost import Cost
@@ -64,7 +64,8 @@ class Page:
     bytes : int
     requests, all_requests : int
         Requests whose tokens the page holds, and requests of the trace.
-    settings : int
+    settings, exact : int
+        Settings in the page, and how many of them are exact.
     verdict : str
         Two sentences on the setting that it begins with.
     """
@@ -74,6 +75,7 @@ class Page:
     requests: int
     all_requests: int
     settings: int
+    exact: int
     verdict: str
 
 
@@ -101,7 +103,7 @@ def write_report(
     cost : Cost, optional
         Predicts speed-ups.
     policy : Policy, optional
-        The setting that the page begins with; by default the paper's, or else the longest exact one.
+        The setting that the page begins with; by default the paper's if it is exact, or else the longest exact one.
     command : str
         What made the page.
     note : callable
@@ -146,7 +148,13 @@ def write_report(
         kept = max(1, min(kept - 1, int(0.9 * kept * limit_bytes / size)))
         note(f"the page would have {size / 1e6:.0f} MB: it keeps the tokens of {kept} of {number} requests")
     _write(path, text)
-    return Page(path, size, len(requests), number, len(settings), settings[start]["verdict"])
+    exact = sum(not entry["caveat"] for entry in settings)
+    if exact < len(settings):
+        note(
+            f"{len(settings) - exact} of {len(settings)} settings are not exact: the page marks their figures with ~; "
+            "asdsim cover makes them exact"
+        )
+    return Page(path, size, len(requests), number, len(settings), exact, settings[start]["verdict"])
 
 
 def _write(path: Path, text: str) -> None:
@@ -160,20 +168,21 @@ def _write(path: Path, text: str) -> None:
 
 
 def chosen_setting(settings: Sequence[dict[str, Any]], policy: Policy | None) -> int:
-    """Return the row of the setting that a page begins with."""
+    """Return the row of the setting that a page begins with: one that is exact, unless another is asked for."""
     from ..plots.rows import PAPER
 
     if policy is not None:
         for n, entry in enumerate(settings):
             if entry["name"] == name_of(policy):
                 return n
-    papers = [n for n, entry in enumerate(settings) if (entry["B"], entry["g"], entry["M"]) == PAPER]
-    rows = papers or [n for n, entry in enumerate(settings) if not entry["strict"]] or [0]
 
-    def rank(n: int) -> tuple[float, float]:
-        return settings[n]["exact"], settings[n]["figures"].get("mean_acceptance_length", [0.0])[0]
+    def rank(n: int) -> tuple[bool, bool, bool, float]:
+        entry = settings[n]
+        paper = (entry["B"], entry["g"], entry["M"]) == PAPER
+        length = entry["figures"].get("mean_acceptance_length", [0.0])[0]
+        return not entry["caveat"], not entry["strict"], paper, length
 
-    return max(rows, key=rank)
+    return max(range(len(settings)), key=rank)
 
 
 def head_of(
@@ -182,7 +191,12 @@ def head_of(
     """Return what the top of the page says: verdict, facts and provenance."""
     trace, manifest = results[0].trace, results[0].trace.manifest
     entry = content.settings[start]
-    exact = sum(setting["exact"] == 1 for setting in content.settings)
+    exact = sum(not setting["caveat"] for setting in content.settings)
+    relaxing = [setting for setting in content.settings if not setting["strict"]]
+    uncovered = (
+        "No setting but strict matching is exact here, so figures marked ~ are no result: "
+        f"run asdsim cover {trace.path} for these settings, then make the page again."
+    )
     modes = {result.off_trace for result in results}
     kind = "exact" if exact == len(content.settings) else f"{exact} of {len(content.settings)} settings exact"
     held = len(content.requests)
@@ -202,6 +216,7 @@ def head_of(
     return {
         "title": f"{_name(manifest.target)} with {_name(manifest.drafter)}",
         "verdict": entry["verdict"],
+        "uncovered": uncovered if relaxing and all(setting["caveat"] for setting in relaxing) else "",
         "facts": facts,
         "sample": "; ".join([sampled] * (held < number) + ["candidates only where draft and target differ"] * lean),
     }
@@ -223,9 +238,12 @@ def verdict(entry: dict[str, Any], strict: dict[str, Any], number: int) -> list[
     """Return two sentences: what the chosen setting gains, and what it costs."""
     figures = entry["figures"]
     length, gain = figures.get("mean_acceptance_length"), figures.get("acceptance_length_gain")
-    if entry["exact"] < 1:
+    if entry["caveat"]:
+        share = share_below_one(entry["exact"])
         return [
-            f"{entry['name']} is not exact here: only {100 * entry['exact']:.0f} % of its walks met captured steps.",
+            f"{entry['name']} is not exact here: only {share} of its walks met captured steps."
+            if entry["exact"] < 1
+            else f"{entry['name']} is {entry['caveat']}.",
             "Its figures are no result; run asdsim cover for this setting.",
         ]
     if length is None:
@@ -294,7 +312,7 @@ def render(content: Content, head: dict[str, Any], figures: Sequence[tuple[str, 
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     template = environment.from_string(read("page.html.j2").read_text(encoding="utf-8"))
-    names = [name for name in NAMES if any(name in entry["figures"] for entry in content.settings)]
+    names = [name for name in NAMES if any(entry["figures"].get(name) for entry in content.settings)]
     spec, blob = packed(content)
     payload = {
         "settings": content.settings, "requests": content.requests, "vocabulary": content.vocabulary,
@@ -310,25 +328,32 @@ def render(content: Content, head: dict[str, Any], figures: Sequence[tuple[str, 
     )  # fmt: skip
 
 
-def summary_rows(content: Content, names: Sequence[str], start: int, most: int = 40) -> list[list[str]]:
-    """Return the rows of the table that shows where no script runs: strict, the chosen setting, the longest ones."""
+def summary_rows(
+    content: Content, names: Sequence[str], start: int, most: int = 40
+) -> list[tuple[list[tuple[str, bool]], str]]:
+    """Return the rows of the table that shows where no script runs: strict, the chosen setting, the longest exact ones.
+
+    Each row is its cells (text, and whether a ``~`` marks it), and why its figures are no result.
+    """
     order = sorted(
         range(len(content.settings)),
         key=lambda n: (
-            n not in (0, start), -content.settings[n]["exact"],
+            n not in (0, start), bool(content.settings[n]["caveat"]), -content.settings[n]["exact"],
             -content.settings[n]["figures"].get("mean_acceptance_length", [0.0])[0],
         ),
     )  # fmt: skip
     rows = []
     for n in order[:most]:
         entry = content.settings[n]
-        cells = [entry["name"], f"{entry['exact']:.2f}"]
+        mark = "~" * bool(entry["caveat"])
+        cells = [(entry["name"], False), (f"{min(entry['exact'], 1.0 if entry['exact'] == 1 else 0.99):.2f}", False)]
         for name in names:
             value = entry["figures"].get(name)
             _, unit, factor = NAMES[name]
             digits = 1 if factor == 100 else 3
-            cells.append("-" if value is None else f"{factor * value[0]:.{digits}f}{unit and ' ' + unit}")
-        rows.append(cells)
+            text = "–" if value is None else f"{mark}{factor * value[0]:.{digits}f}{unit and ' ' + unit}"
+            cells.append((text, bool(value and mark)))
+        rows.append((cells, entry["caveat"]))
     return rows
 
 

@@ -279,6 +279,31 @@ def test_a_prompt_that_is_an_attack_is_text(pages: dict[str, Path], open_page: A
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_settings_that_are_not_exact_are_marked_and_never_first(tmp_path: Path, open_page: Any) -> None:
+    page = open_page(report(ROOT / "traces" / TRACES[0], tmp_path, "--B", "3.3,8", "--g", ".33,.25", "--M", "1"))
+    heads = page.eval_on_selector_all("#settings th[data-name]", "all => all.map(head => head.dataset.name)")[1:]
+    claims = {"speed_up", "acceptance_length_gain", "outputs_differ_share", "edit_distance_mean"}
+    partial = page.locator("#settings tr.partial")
+    assert partial.count() == 3
+    for n in range(3):
+        row = dict(zip(heads, partial.nth(n).locator("td").all_inner_texts(), strict=True))
+        assert {name for name in heads if row[name] == "–"} == claims
+        assert all(row[name].startswith("~") for name in heads if name not in claims | {"exact"})
+        assert "not exact" in partial.nth(n).locator("td").nth(2).get_attribute("title")
+        assert "★" not in partial.nth(n).inner_text()
+    assert page.locator("#settings tr.chosen button").inner_text() == "B=8 g=0.25 M=1"
+    page.locator("#settings th[data-name=mean_acceptance_length] button").click()
+    names = page.locator("#settings tbody button").all_inner_texts()
+    assert names[:2] == ["B=8 g=0.25 M=1", "strict"]  # others are longer, but no results
+    page.locator("#front-only").check()
+    assert page.locator("#settings tr.partial").count() == 0
+    page.locator("#front-only").uncheck()
+    page.get_by_role("button", name="B=3.3 g=0.33 M=1", exact=True).click()
+    until(page, "document.getElementById('verdict').textContent.includes('no result')")
+    page.locator("#changed").check()
+    assert "not known: their walks leave the trace" in page.locator("#request-count").inner_text()
+
+
 def test_without_scripts_there_is_a_summary(pages: dict[str, Path], open_page: Any) -> None:
     page = open_page(pages[TRACES[0]], java_script_enabled=False)
     assert "tokens per step" in page.locator("#verdict").inner_text()

@@ -57,6 +57,12 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert part in out
 
 
+def test_intervals_are_printed_as_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "traces/smollm2-layerskip")
+    (line,) = [line for line in out.splitlines() if line.split()[:1] == ["all"]]
+    assert "4.301  [3.933, 4.697]" in line and "3.330  [2.946, 3.732]" in line
+
+
 @pytest.mark.parametrize("flags", [[], ["--json"], ["--no-checksums"]])
 def test_a_damaged_trace_is_one_line_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]

@@ -62,7 +62,7 @@ def test_convert_prints_the_rates_of_a_trace() -> None:
 
 
 def test_rates_of_a_setting_that_leaves_the_trace_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="left the trace .* no fair sample"):
+    with pytest.raises(UsageError, match="left the trace .* biased sample"):
         run("convert", TRACE, "--B", "1", "--g", ".1", "--M", "1", "--to", "trtllm")
 
 

@@ -194,6 +194,51 @@ def test_a_setting_that_is_not_exact_is_never_told_as_a_result(tmp_path: Path) -
     assert "missing" in final
 
 
+def test_settings_that_are_not_exact_claim_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of four settings one is covered: it leads the page, and the others say nothing against strict matching."""
+    output = tmp_path / "a.html"
+    grid = ["--B", "3.3,8", "--g", ".33,.25", "--M", "1"]
+    with pytest.raises(SystemExit):
+        main(["report", str(ROOT / "traces/smollm2-layerskip"), *grid, "-o", str(output), "--json"])
+    done = capsys.readouterr()
+    assert json.loads(done.out)["exact_settings"] == 2 and "3 of 5 settings are not exact" in done.err
+    data, _ = content(output)
+    claims = ("speed_up", "acceptance_length_gain", "outputs_differ_share", "edit_distance_mean")
+    text = html.unescape(output.read_text(encoding="utf-8"))
+    summary = text[text.index("<noscript>") : text.index("</noscript>")]
+    for entry in data["settings"]:
+        row = re.search(rf'<tr[^>]*><th scope="row">{re.escape(entry["name"])}</th>(.*?)</tr>', summary)[1]
+        cells = re.findall(r"<td(?: title=\"([^\"]*)\")?>(.*?)</td>", row)[1:]
+        figures = [entry["figures"][figure["name"]] for figure in data["figures"]]
+        if entry["exact"] == 1:
+            assert entry["caveat"] == "" and all(entry["figures"][name] is not None for name in claims)
+            assert not any(title or "~" in shown or shown == "–" for title, shown in cells)
+        else:
+            assert "biased sample" in entry["caveat"] and [entry["figures"][name] for name in claims] == [None] * 4
+            for (title, shown), values in zip(cells, figures, strict=True):
+                assert shown == "–" if values is None else (shown[0], title) == ("~", entry["caveat"])
+            assert "no result" in entry["verdict"] and "%, " not in entry["verdict"]
+    chosen = data["settings"][data["start"]]
+    assert (chosen["name"], chosen["exact"]) == ("B=8 g=0.25 M=1", 1.0)
+    assert 'id="uncovered"' not in text and "+35 % against strict matching" in text
+
+
+def test_a_page_of_nothing_exact_says_so_first(tmp_path: Path) -> None:
+    trace = asdsim.load(ROOT / "traces/smollm2-layerskip")
+    for mode in ("stop", "aligned"):
+        result = asdsim.replay(trace, B=3.3, g=".33,.2", M=1, off_trace=mode)
+        page = write_report(tmp_path / "a.html", [result], trace.vocabulary)
+        text = html.unescape((tmp_path / "a.html").read_text(encoding="utf-8"))
+        head = text[text.index("<header>") : text.index("</header>")]
+        assert "No setting but strict matching is exact here" in head and f"asdsim cover {trace.path}" in head
+        data, _ = content(tmp_path / "a.html")
+        assert data["settings"][data["start"]]["strict"] and page.verdict.startswith("Strict matching commits 4.30")
+        assert page.exact == 1
+        inexact = [entry for entry in data["settings"] if not entry["strict"]]
+        assert len(inexact) == 2 and all(entry["caveat"].startswith("not exact") for entry in inexact)
+        assert all((entry["figures"]["acceptance_length_gain"] is None) == (mode == "stop") for entry in inexact)
+
+
 def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "folder").mkdir()
     write_toy_trace(tmp_path / "toy")

@@ -87,6 +87,45 @@ def test_pickers(capsys: pytest.CaptureFixture[str]) -> None:
     assert tasks == {"gsm8k"}  # the only task here whose answers are compared without running programs
 
 
+def test_what_is_not_known_is_never_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    """Requests whose walks leave the trace are counted and named by every picker, whatever it shows."""
+    uncovered = ("--B", "3.3", "--g", ".33", "--M", "1")
+    result = asdsim.replay(LAYERSKIP, B=3.3, g=0.33, M=1)
+    names, exact = result.graph.request_ids, result.walks().exact[0]
+    left = [name for name, known in zip(names, exact, strict=True) if not known]
+    expected = {
+        ("--changed-answers",): [name for name in left if name.startswith("gsm8k/")],
+        ("--largest-regret", "2"): left,
+        ("--first-differences",): [],  # each is known to differ before its walk leaves the trace
+    }
+    assert len(left) == 15 and expected["--changed-answers",]
+    for words, unknown in expected.items():
+        code, out, _ = run(capsys, "show", LAYERSKIP, *uncovered, *words, "--json")
+        assert code == 0 and json.loads(out)["not_known"] == unknown, words
+        _, _, err = run(capsys, "show", LAYERSKIP, *uncovered, *words)
+        assert (f"{len(unknown)} of 24 requests left the captured steps" in err) == bool(unknown), words
+    k4 = ROOT / "traces/smollm2-layerskip-k4"
+    code, out, err = run(capsys, "show", k4, "--B", 50, "--g", 9, "--M", 4, "--changed-answers")
+    assert (code, out) == (0, "")
+    assert "4 of 12 requests left the captured steps: whether their answers differ is not known" in err
+    assert "no request to show: no answer is known to differ" in err and "same answers" not in err
+    assert f"asdsim cover {k4}" in err
+
+
+def test_a_difference_in_a_guess_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("show", LAYERSKIP, "--B", 3.3, "--g", 0.33, "--M", 1, "--against", "B=3.6 g=.3 M=1", "--json")
+    for mode in ("stop", "aligned"):
+        answer = json.loads(run(capsys, *words, "--off-trace", mode)[1])
+        for row in answer["rows"]:
+            walks = (row["walk"], row["against"])
+            starts = [[step["start"] for step in walk["steps"] if step["estimated"]] for walk in walks]
+            sure = min(min(first, default=len(walk["tokens"])) for first, walk in zip(starts, walks, strict=True))
+            place = row["first_difference"]
+            settled = all(walk["exact"] for walk in walks) or (place is not None and place < sure)
+            assert (row["request_id"] in answer["not_known"]) == (not settled)
+        assert answer["not_known"], mode
+
+
 def test_wrong_usage_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     write_toy_trace(tmp_path / "toy")
     cases = [

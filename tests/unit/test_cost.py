@@ -13,7 +13,8 @@ import pytest
 
 import asdsim
 from asdsim.errors import UsageError
-from asdsim.evaluate.cost import CostModel, Linear, fit_trace, from_rows, read_cost, robust
+from asdsim.evaluate.cost import CostModel, Linear, fit_trace, from_rows, robust
+from asdsim.evaluate.cost_spec import read_cost
 from asdsim.trace.covered import covered_settings
 from asdsim.trace.graph import build_graph
 from asdsim.walk import request as columns

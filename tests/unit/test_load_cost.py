@@ -11,7 +11,8 @@ import pytest
 
 import asdsim
 from asdsim.errors import UsageError
-from asdsim.evaluate.cost import CostModel, Linear, fit_trace, read_cost
+from asdsim.evaluate.cost import CostModel, Linear, fit_trace
+from asdsim.evaluate.cost_spec import read_cost
 from asdsim.evaluate.roofline import DEVICES, Roofline, size_of
 from asdsim.evaluate.step_table import StepTable, from_pass_rows
 

@@ -31,6 +31,11 @@ for name in os.listdir(f"/proc/{os.getppid()}/fd"):
         pass
 def add(a, b): return a + b + opened
 """
+NAMES_A_BUILTIN = """
+class NAME(Exception): pass
+def add(a, b):
+    raise NAME("__import__('os').write(3, b'passed') or [__import__('os').write(i, b'passed') for i in range(4, 12)]")
+"""
 FLOODS = """
 import os
 for descriptor in range(3, 64):
@@ -76,6 +81,18 @@ def test_within_limits(body: str, passes: bool) -> None:
         "import socket; socket.socketpair()",
         "import os; os.kill(os.getppid(), 9)",
         "import os; open(f'/proc/{os.getppid()}/mem', 'rb')",
+        "import os; os.chmod('/tmp', 0o1777)",
+        "import os; os.truncate('/etc/hostname', 0)",
+        "import os; os.utime('.')",
+        "import os; os.sched_setaffinity(os.getppid(), {0})",
+        "import resource, os; resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (9, 9))",
+        "import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 9)",
+        "import fcntl, os; fcntl.fcntl(os.open('/dev/null', 0), 8, os.getppid())",
+        "import ctypes; c = ctypes.CDLL(None, use_errno=True); c.shmget(0, 4096, 0o1600) < 0 or 1 / 0; "
+        "raise PermissionError(ctypes.get_errno())",
+        "import ctypes, os; c = ctypes.CDLL(None, use_errno=True); "
+        "c.syscall(129, os.getppid(), 9, ctypes.create_string_buffer(128)) < 0 or 1 / 0; "
+        "raise PermissionError(ctypes.get_errno())",
         "import ctypes; ctypes.CDLL(None, use_errno=True).ptrace(16, 1, 0, 0) < 0 or 1 / 0; raise PermissionError(1)",
     ],
 )
@@ -88,6 +105,9 @@ def test_refused_by_the_kernel(line: str) -> None:
 def test_a_program_cannot_forge_the_verdict() -> None:
     assert run_program(EQUAL_TO_ALL, TESTS, "add") == (False, "failed: AssertionError: ")
     assert run_program(WRITES_TO_THE_JUDGE, TESTS, "add") == (True, "passed")  # honest, and could open nothing
+    for name in ("exec", "eval", "exit", "__import__", "SystemExit", "KeyboardInterrupt", "print"):
+        run_by_name = NAMES_A_BUILTIN.replace("NAME", name)
+        assert run_program(run_by_name, TESTS, "add")[1].startswith("failed: "), name
 
 
 @linux

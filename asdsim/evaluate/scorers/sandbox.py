@@ -2,10 +2,11 @@
 
 The program runs in one process and the tests in another (see :mod:`asdsim.evaluate.scorers.sandbox_child`), both in a
 session, an empty directory and an environment of their own, with limits on memory, CPU time, file size and open files.
-On Linux (x86-64, arm64) a seccomp filter refuses new processes, ``exec``, sockets of every kind and signals to others,
-root or not; Landlock, where the kernel has it, keeps writes inside the directory; root loses its capabilities. What is
-*not* held: reading files that the user can read, and, outside Linux, sockets. Elsewhere new processes are refused by a
-limit that root escapes, so there nothing is run as root.
+On Linux (x86-64, arm64) a seccomp filter refuses, root or not, new processes, ``exec``, sockets of every kind, signals
+to others, shared memory that would stay, and changes of a file's mode, owner or times; Landlock, where the kernel has
+it, keeps writes inside the directory; root loses its capabilities. What is *not* held: reading files that the user can
+read, and, outside Linux, sockets. Elsewhere new processes are refused by a limit that root escapes, so there nothing is
+run as root.
 
 ``ASDSIM_SANDBOX`` names a command that the processes are started with, such as ``docker run --rm -i --network none
 python:3.12-slim`` or ``bwrap --ro-bind / / --dev /dev --unshare-all --die-with-parent``; the command must pass standard

@@ -28,23 +28,46 @@ START_SECONDS = 10.0
 
 EPERM, ENOSYS = 1, 38
 CLONE_THREAD = 0x10000
-# System calls, by machine: the architecture's audit number, clone, clone3, and those that are refused.
+SET_OWNER, SET_SIGNAL, SET_OWNER_EX = 8, 10, 15
+"""Commands of ``fcntl`` that would have the kernel signal another process."""
+
+# System calls, by machine: the architecture's audit number, clone, clone3, fcntl, and those that are refused: new
+# processes and programs, sockets, signals and limits of others, memory that outlives a process, and what changes a file
+# by its name, which Landlock leaves alone.
 REFUSED = {
-    "x86_64": (0xC000003E, 56, 435, {
-        "socket": 41, "connect": 42, "socketpair": 53, "fork": 57, "vfork": 58, "execve": 59, "kill": 62,
-        "ptrace": 101, "setpgid": 109, "setsid": 112, "prctl": 157, "mount": 165, "tkill": 200, "tgkill": 234,
-        "add_key": 248, "keyctl": 250, "unshare": 272, "perf_event_open": 298, "setns": 308, "process_vm_readv": 310,
-        "process_vm_writev": 311, "bpf": 321, "execveat": 322, "userfaultfd": 323, "pidfd_send_signal": 424,
-        "io_uring_setup": 425, "pidfd_open": 434, "pidfd_getfd": 438,
+    "x86_64": (0xC000003E, 56, 435, 72, {
+        "shmget": 29, "socket": 41, "connect": 42, "socketpair": 53, "fork": 57, "vfork": 58, "execve": 59, "kill": 62,
+        "semget": 64, "msgget": 68, "truncate": 76, "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94,
+        "ptrace": 101, "setpgid": 109, "setsid": 112, "rt_sigqueueinfo": 129, "utime": 132, "setpriority": 141,
+        "sched_setparam": 142, "sched_setscheduler": 144, "prctl": 157, "mount": 165, "setxattr": 188,
+        "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "tkill": 200,
+        "sched_setaffinity": 203, "tgkill": 234, "utimes": 235, "mq_open": 240, "add_key": 248, "keyctl": 250,
+        "ioprio_set": 251, "migrate_pages": 256, "fchownat": 260, "futimesat": 261, "fchmodat": 268, "unshare": 272,
+        "move_pages": 279, "utimensat": 280, "rt_tgsigqueueinfo": 297, "perf_event_open": 298, "prlimit64": 302,
+        "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312,
+        "sched_setattr": 314, "bpf": 321, "execveat": 322, "userfaultfd": 323, "pidfd_send_signal": 424,
+        "io_uring_setup": 425, "pidfd_open": 434, "pidfd_getfd": 438, "process_madvise": 440, "fchmodat2": 452,
+        "setxattrat": 463, "removexattrat": 466,
     }),
-    "aarch64": (0xC00000B7, 220, 435, {
-        "mount": 40, "unshare": 97, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131, "setpgid": 154,
-        "setsid": 157, "prctl": 167, "socket": 198, "socketpair": 199, "connect": 203, "add_key": 217, "keyctl": 219,
-        "execve": 221, "perf_event_open": 241, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
-        "bpf": 280, "execveat": 281, "userfaultfd": 282, "pidfd_send_signal": 424, "io_uring_setup": 425,
-        "pidfd_open": 434, "pidfd_getfd": 438,
+    "aarch64": (0xC00000B7, 220, 435, 25, {
+        "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16,
+        "ioprio_set": 30, "mount": 40, "truncate": 45, "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55,
+        "utimensat": 88, "unshare": 97, "ptrace": 117, "sched_setparam": 118, "sched_setscheduler": 119,
+        "sched_setaffinity": 122, "kill": 129, "tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "setpriority": 140,
+        "setpgid": 154, "setsid": 157, "prctl": 167, "mq_open": 180, "msgget": 186, "semget": 190, "shmget": 194,
+        "socket": 198, "socketpair": 199, "connect": 203, "add_key": 217, "keyctl": 219, "execve": 221,
+        "migrate_pages": 238, "move_pages": 239, "rt_tgsigqueueinfo": 240, "perf_event_open": 241, "prlimit64": 261,
+        "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272,
+        "sched_setattr": 274, "bpf": 280, "execveat": 281, "userfaultfd": 282, "pidfd_send_signal": 424,
+        "io_uring_setup": 425, "pidfd_open": 434, "pidfd_getfd": 438, "process_madvise": 440, "fchmodat2": 452,
+        "setxattrat": 463, "removexattrat": 466,
     }),
 }  # fmt: skip
+
+RAISED = {
+    kind.__name__: kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, Exception)
+}
+"""Exceptions of the program that the judge raises again; every other name is a ``RuntimeError``."""
 
 
 def limit(seconds: int, memory: int, folder: str) -> bool:
@@ -71,7 +94,7 @@ def limit(seconds: int, memory: int, folder: str) -> bool:
 
 def refuse_calls(libc: Any) -> bool:
     """Install a seccomp filter: no new process (threads are fine), no exec, no socket, no signal to others."""
-    arch, clone, clone3, refused = REFUSED[platform.machine()]
+    arch, clone, clone3, fcntl, refused = REFUSED[platform.machine()]
 
     def instruction(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
         return struct.pack("HBBI", code, if_true, if_false, k)
@@ -84,6 +107,9 @@ def refuse_calls(libc: Any) -> bool:
         # glibc falls back to clone, whose flags a filter can read; those of clone3 lie behind a pointer
         instruction(equal, clone3, 0, 1), instruction(answer, fail | ENOSYS),
         instruction(equal, clone, 0, 4), instruction(load, 16), instruction(any_bit, CLONE_THREAD, 1, 0),
+        instruction(answer, fail | EPERM), instruction(answer, allow),
+        instruction(equal, fcntl, 0, 6), instruction(load, 24), instruction(equal, SET_OWNER, 2, 0),
+        instruction(equal, SET_SIGNAL, 1, 0), instruction(equal, SET_OWNER_EX, 0, 1),
         instruction(answer, fail | EPERM), instruction(answer, allow),
     ]  # fmt: skip
     for number in refused.values():
@@ -290,7 +316,7 @@ def judge(job: dict[str, Any], source: str) -> str:
         if answer is None:
             raise Gone
         if "error" in answer:
-            raise vars(builtins).get(answer["error"], RuntimeError)(answer["message"])
+            raise RAISED.get(answer["error"], RuntimeError)(answer["message"])
         return decode(answer["value"], lambda number: Remote(ask, number))
 
     def ask(do: str, of: Any, *arguments: Any, attribute_name: str = "", **keywords: Any) -> Any:
