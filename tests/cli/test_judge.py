@@ -154,12 +154,12 @@ def test_win_rates_at_equal_length() -> None:
     x = np.tanh(longer / longer.std())
     for theta, phi in ((0.0, 2.0), (0.5, 1.0), (-0.4, 0.0)):
         won = (rng.random(3000) < 1 / (1 + np.exp(-(theta + phi * x)))).astype(float)
-        plain, equal = win_rates(won, longer, 200)
+        plain, equal = win_rates(won, longer, 80)
         assert plain[0] == won.mean() and equal[1] < 1 / (1 + np.exp(-theta)) < equal[2]
     # Longer answers win because they are longer: nothing is left at equal length.
     long = rng.normal(200, 100, 3000)
     won = (rng.random(3000) < 1 / (1 + np.exp(-2 * np.tanh(long / long.std())))).astype(float)
-    plain, equal = win_rates(won, long, 200)
+    plain, equal = win_rates(won, long, 80)
     assert plain[1] > 0.75 and equal[1] < 0.5 < equal[2]
 
 

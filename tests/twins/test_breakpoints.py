@@ -204,7 +204,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert repr(point) in text, "all digits"
     for arguments, message in (
         (["--B", "exact:a", "--g", "1", "--M", "1"], "B: 'a' is not a number"),
-        (["--B", "exact:1,2", "--g", "1", "--M", "1"], "names 2 ends"),
+        (["--B", "exact:1,2", "--g", "1", "--M", "1"], "names 2 upper bounds"),
         (["--B", "exact", "--rule", "mars"], "--B belongs to rule asd"),
         (["--B", "exact", "--g", "1", "--M", "1", "--ledger", "none"], "needs a budget"),
     ):

@@ -166,7 +166,7 @@ def test_every_rule_is_described(name: str) -> None:
         ("lenience", {"l": 0}, "outside its range"),
         ("medusa", {"eps": "x"}, "not a number"),
         ("truncate", {"K": 0}, "outside its range"),
-        ("fuzzy", {"kind": "l2"}, "none of js"),
+        ("fuzzy", {"kind": "l2"}, "not one of js"),
         ("mars", {"theta": []}, "is empty"),
         ("mras", {}, "did you mean 'mars'"),
         ("MARS", {}, "did you mean 'mars'"),
