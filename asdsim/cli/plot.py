@@ -21,8 +21,8 @@ TEXTS = ("rule", "semantics", "off_trace", "parameters")
 HISTOGRAM = "acceptance_histogram"
 
 
-def _fits(column: pl.Series, name: str) -> bool:
-    """Tell whether a column of a sweep is of its type; the settings and what they rest on are never missing."""
+def _fits(column: pl.Series, name: str, asd: bool) -> bool:
+    """Tell whether a column of a sweep is of its type; what a row rests on, and ASD's settings, are never missing."""
     import polars as pl
 
     kind = column.dtype
@@ -30,7 +30,7 @@ def _fits(column: pl.Series, name: str) -> bool:
         return isinstance(kind, pl.List) and kind.inner.is_integer() and not column.null_count()
     if name in TEXTS:
         return kind in (pl.String, pl.Null)
-    needed = name in ("B", "g", "M", "exact_share", "num_spec_steps")
+    needed = name in ("exact_share", "num_spec_steps") or (asd and name in ("B", "g", "M"))
     return kind.is_numeric() and not (needed and column.null_count())
 
 
@@ -142,8 +142,9 @@ def read_sweep(path: Path) -> tuple[pl.DataFrame, dict[str, Any]]:
         ) from None
     if not isinstance(frame, pl.DataFrame) or frame.is_empty():
         raise UsageError("the table has no rows", where=str(path), fix=fix)
+    asd = "rule" not in frame.columns or frame["rule"].to_list() == ["asd"] * len(frame)
     for name in (*NUMBERS, *TEXTS, HISTOGRAM):
-        if name in frame.columns and not _fits(frame[name], name):
+        if name in frame.columns and not _fits(frame[name], name, asd):
             what = "text" if name in TEXTS else "lists of whole numbers" if name == HISTOGRAM else "numbers"
             raise UsageError(
                 f"column {name} holds {frame[name].dtype}, or lacks a value, where {what} should be",
