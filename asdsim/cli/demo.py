@@ -38,7 +38,8 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     from ..trace.manifest import MANIFEST
 
     trace, sweep, figures = out / "trace", out / "sweep.parquet", out / "figures"
-    drafter = f"eagle3:{HEAD}" if HEAD.is_dir() else "layer-skip"
+    head = HEAD.relative_to(Path.cwd()) if HEAD.is_relative_to(Path.cwd()) else HEAD
+    drafter = f"eagle3:{head}" if HEAD.is_dir() else "layer-skip"
     plan = Plan(
         out=trace, target="smollm2-135m", drafter=drafter, task=TASKS, limit=1, offline=offline,
         resume=(trace / MANIFEST).exists(),
