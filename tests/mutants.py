@@ -99,6 +99,8 @@ MUTANTS = [
         ("check_size(unpacked_bytes(parquet.metadata, expected), room, file)", "pass"),
         ("taken += text_bytes(raw)", "pass"),
         ("check_fits(folder, manifest, narrow)", "pass"),
+    ]),
+    *changes("asdsim/trace/sizes.py", MEMORY, [
         ("width * max(chunk.num_values, rows.num_rows)", "width * rows.num_rows"),
     ]),
     *changes("asdsim/trace/graph.py", GRAPH, [
@@ -302,10 +304,10 @@ MUTANTS = [
         ("out.paired[setting] += row[PAIRED]", "out.paired[setting] += row[KEPT]"),
     ]),
     *changes("asdsim/walk/estimate.py", RESULTS, [
-        ("counts = np.where(exact[..., None], np.tile(true.counts, (1, draws, 1)), walks.counts)",
-         "counts = walks.counts.copy()"),
-        ("walks.histogram + draws * _beyond(graph, grid, true)", "walks.histogram"),
-        ("counts[..., LEFT] = np.tile(true.counts[..., LEFT], (1, draws))", "pass"),
+        ("counts.append(np.where(true.exact[..., None], true.counts, walks.counts))",
+         "counts.append(walks.counts.copy())"),
+        ("histogram + draws * _beyond(graph, grid, true)", "histogram"),
+        ("counts[-1][..., LEFT] = true.counts[..., LEFT]", "pass"),
         ("np.where(exact, true.spent, spent / draws)", "spent / draws"),
     ]),
     *changes("asdsim/evaluate/outputs.py", RESULTS, [
@@ -390,7 +392,6 @@ MUTANTS = [
         ('g = g * block_size if to == "dspark" else g / block_size',
          'g = g / block_size if to == "dspark" else g * block_size'),
         ('if rule != "asd":', "if False:"),
-        ("fields.number(key, infinite=True) for key", "fields.number(key) for key"),
         ('size = fields.whole("block_size", least=1)', 'size = fields.whole("block_size")'),
         ('strict = B == 0 or M == 0 or (old == "core" and g == 0)', "strict = B == 0 or M == 0"),
         ('if to == "core" and g == 0 and not strict:', "if False:"),
@@ -410,7 +411,7 @@ MUTANTS = [
     *changes("asdsim/cli/convert.py", CONVERT, [
         ("if as_json:\n        print_json", "if not as_json:\n        print_json"),
         ("if grids is not None and (len(grids) != 1 or len(grids[0]) != 1):", "if False:"),
-        ("if left:", "if False:"),
+        ("    if left:\n        note(", "    if False:\n        note("),
         ('if output.suffix != ".jsonl":', "if False:"),
     ]),
     *changes("asdsim/cli/command.py", OPTIONS, [
@@ -438,7 +439,7 @@ MUTANTS = [
         ("for part in parts[1:-1]", "for part in parts"),
         ('.lstrip("\'").lstrip(\'"\')', ""),
         ("single, *double", "single"),
-        ("if one.strip()]", "]"),
+        ("for part in parts if part.strip()]", "for part in parts]"),
     ]),
     *changes("asdsim/stats.py", MARGIN, [
         ("c = lost * margin * (1 + margin)", "c = lost * margin * (1 - margin)"),

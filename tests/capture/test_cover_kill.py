@@ -36,6 +36,23 @@ def models() -> tuple[Any, Any]:
     return target, ToyDrafter(target, 0.5)
 
 
+def interrupted_models() -> tuple[Any, Any]:
+    """Return models that Ctrl-C interrupts in the middle of a cover."""
+    target, drafter = models()
+    calls = 0
+    plain = target.row
+
+    def row(prefix: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 150:
+            raise KeyboardInterrupt
+        return plain(prefix)
+
+    target.row = row  # type: ignore[method-assign]
+    return target, drafter
+
+
 def capture(path: Path) -> Path:
     target, drafter = models()
     manifest = Manifest(
@@ -91,20 +108,8 @@ def test_killed_at_random_moments(whole: Path, tmp_path: Path) -> None:
 
 def test_interrupted_keeps_what_was_computed(tmp_path: Path) -> None:
     path = capture(tmp_path / "trace")
-    target, drafter = models()
-    calls = 0
-    plain = target.row
-
-    def row(prefix: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 150:
-            raise KeyboardInterrupt
-        return plain(prefix)
-
-    target.row = row  # type: ignore[method-assign]
     with TraceWriter.append(path) as writer:
-        progress = cover_with(writer, (target, drafter), GRID, batch=2)
+        progress = cover_with(writer, interrupted_models(), GRID, batch=2)
     assert progress.interrupted and progress.steps_added > 0
     assert read_trace(path).steps.num_rows == progress.steps_held
 
@@ -114,19 +119,8 @@ def test_an_interrupted_command_claims_nothing_and_exits_130(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
     path = capture(tmp_path / "trace")
-    target, drafter = models()
-    calls = 0
-    plain = target.row
-
-    def logits(prefix: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 150:
-            raise KeyboardInterrupt
-        return plain(prefix)
-
-    target.row = logits  # type: ignore[method-assign]
-    monkeypatch.setattr("asdsim.capture.reload.load_pair", lambda *_, **__: (target, drafter))
+    pair = interrupted_models()
+    monkeypatch.setattr("asdsim.capture.reload.load_pair", lambda *_, **__: pair)
     grid = ["--B", "0,.5,1,2,4", "--g", ".25,.5,2", "--M", "1,2,3"]
     with pytest.raises(SystemExit) as ended:
         main(["cover", str(path), *grid, "--batch", "2", *(["--json"] if as_json else [])])
