@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, numbers in JSON, and JSON and text that others wrote."""
+"""Files: local or in an object store, written whole or not at all; numbers in JSON, and JSON and text of others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import errno
 import gzip
+import io
 import json
 import math
 import os
@@ -18,13 +19,143 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from .errors import AsdsimError, UsageError
+from .errors import AsdsimError, UsageError, unknown_name
 
 CHUNK = 1 << 20
 MAX_VALUE = 1 << 28
 """Characters of one JSON value or text file: anything longer is not a row, configuration or table."""
 MAX_FILE = 1 << 34
 """Characters of a file of rows, unpacked: what a small compressed file may grow to."""
+
+# --- paths --------------------------------------------------------------------------------------------------------
+
+STORES = {"s3": "s3", "gs": "gs", "memory": "s3"}
+"""Schemes of object stores, and the extra of the package that each needs. All of them publish an object whole, which is
+what writing relies on; a store in memory lives as long as its process."""
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
+_STORE_PACKAGES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google")
+
+
+def to_path(place: str | os.PathLike[str]) -> Path:
+    """Return the path that a text means: of a local file, or ``s3://BUCKET/KEY`` and the like of an object.
+
+    A path in a store is a ``upath.UPath``. It has the methods of a ``Path`` that read and list; write with the
+    functions here. Credentials come from the environment of the store's library.
+
+    Raises
+    ------
+    UsageError
+        If the URL holds credentials, its store is not known, or what it needs is not installed.
+    """
+    text = str(place)
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        return Path(place)
+    scheme, rest = match[1].lower(), match[2]
+    bucket = rest.partition("/")[0]
+    if "@" in bucket or "?" in rest:  # neither is shown: it may end up in a log
+        raise UsageError(
+            "a URL must hold no user, password or signature", where=f"{scheme}://...",
+            fix="set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )  # fmt: skip
+    if scheme == "file" and rest.startswith("/"):
+        return Path(rest)
+    if scheme not in STORES:
+        raise unknown_name("storage", f"{shown(scheme)}://", [f"{name}://" for name in STORES])
+    if not bucket:
+        raise UsageError("names no bucket", where=shown(text), fix=f"write {scheme}://BUCKET/NAME")
+    try:
+        from upath import UPath
+
+        # Another process may be writing: what was listed a moment ago says nothing.
+        options = {**getattr(place, "storage_options", {}), "use_listings_cache": False}
+        path: Any = UPath(f"{scheme}://{rest.rstrip('/')}", **options)
+        _ = path.fs  # imports the library of the store
+    except ImportError:
+        extra = STORES[scheme]
+        raise UsageError(
+            "needs a package that is not installed", where=shown(text),
+            fix=f"pip install 'asdsim[{extra}]'",
+        ) from None  # fmt: skip
+    return path  # type: ignore[no-any-return]
+
+
+def is_remote(path: Any) -> bool:
+    """Return whether a path lies in an object store."""
+    return hasattr(path, "storage_options")
+
+
+def reason_of(error: BaseException) -> str:
+    """Return in one line why a file or object could not be read or written; empty for an error of another kind."""
+    if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in _STORE_PACKAGES:
+        return ""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return shown(str(text).strip().splitlines()[0])
+
+
+@contextlib.contextmanager
+def reaching(path: Path, error: type[AsdsimError] = UsageError) -> Iterator[None]:
+    """Turn what a store says to a first request into one error; those of local files pass.
+
+    Raises
+    ------
+    AsdsimError
+        Of the type ``error``.
+    """
+    try:
+        yield
+    except Exception as failure:
+        reason = reason_of(failure)
+        if not is_remote(path) or not reason:
+            raise
+        fix = "check the address, and the credentials and endpoint in the environment"
+        raise error(f"the store cannot be reached: {reason}", where=shown(path), fix=fix) from None
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder, sorted; none where it does not exist."""
+    try:
+        return sorted(name for entry in folder.iterdir() if (name := entry.name))
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        if is_remote(folder):  # has no object
+            return []
+        raise
+
+
+def has_folder(file: Path) -> bool:
+    """Return whether a file can be written as far as its folder is concerned; stores have none."""
+    return is_remote(file) or file.parent.is_dir()
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; stores have none."""
+    if not is_remote(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def read_octets(file: Path, most: int | None = None) -> bytes:
+    """Return a whole file or object, or its first ``most`` bytes; from a store in one request where ``most`` is given.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    """
+    if is_remote(file):
+        remote: Any = file
+        try:
+            return bytes(remote.fs.cat_file(remote.path, **({} if most is None else {"start": 0, "end": most})))
+        except OSError:
+            raise
+        except Exception as error:
+            if not reason_of(error):
+                raise
+            raise OSError(errno.EIO, reason_of(error)) from error
+    with open(file, "rb") as handle:
+        return handle.read(-1 if most is None else most)
+
 
 # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -45,8 +176,14 @@ def write_made(file: Path, fill: Callable[[BinaryIO], Any]) -> None:
     """Write a file by a function that gets an open binary file; see :func:`write_atomically`.
 
     The temporary file has a random name in the same directory and is created exclusively, so that two writers never
-    share one and no symbolic link is followed. A device or a pipe is written to as it is.
+    share one and no symbolic link is followed. A device or a pipe is written to as it is. An object is put into its
+    store whole, in parts where it is large; until the last one has arrived, nothing is there.
     """
+    if is_remote(file):
+        held = io.BytesIO()
+        fill(held)
+        _put(file, held.getvalue())
+        return
     file = Path(file)
     if str(file).startswith(("/dev/", "/proc/")) or _is_stream(file):
         with open(file, "wb") as handle:
@@ -66,6 +203,60 @@ def write_made(file: Path, fill: Callable[[BinaryIO], Any]) -> None:
             temporary.unlink(missing_ok=True)
         raise
     sync_directory(file.parent)
+
+
+def _put(file: Any, data: bytes, **how: Any) -> None:
+    try:
+        file.fs.pipe_file(file.path, data, **how)
+    except OSError:
+        raise
+    except Exception as error:
+        if not reason_of(error):
+            raise
+        raise OSError(errno.EIO, reason_of(error)) from error
+
+
+def write_new(file: Path, data: bytes | memoryview) -> bool:
+    """Put an object where there is none; return whether there was none.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    try:
+        _put(file, bytes(data), mode="create")
+    except FileExistsError:
+        return False
+    return True
+
+
+def write_over(file: Path, data: bytes, before: bytes | None) -> bool:
+    """Put an object in the place of ``before``; None is no object. Return False, and put nothing, if another is there.
+
+    S3 compares and writes in one step. In other stores a writer may slip in between.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    remote: Any = file
+    try:
+        if before is None:
+            return write_new(file, data) or read_octets(file) == data  # a request that was repeated
+        held = remote.fs.info(remote.path)
+        if read_octets(file, len(before) + 1) != before:
+            return False
+        _put(file, data, **({"IfMatch": held["ETag"]} if remote.protocol == "s3" else {}))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        now = read_octets(file)
+        if now == before:
+            raise
+        return now == data
+    return True
 
 
 def _is_stream(file: Path) -> bool:
@@ -119,6 +310,8 @@ def plain(value: Any, *, nan: bool = True) -> Any:
         return [plain(item, nan=nan) for item in value]
     if hasattr(value, "tolist"):  # a numpy scalar or array
         return plain(value.tolist(), nan=nan)
+    if is_remote(value):
+        return str(value)
     if isinstance(value, os.PathLike):
         return os.fsencode(value).decode("utf-8", "surrogateescape")  # also under a locale of ASCII
     raise TypeError(f"a {type(value).__name__} cannot be stored")
@@ -142,7 +335,7 @@ def _pieces(path: Path, error: type[AsdsimError]) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     lines = size = 0
     try:
-        with open(path, "rb") as raw:
+        with io.BufferedReader(path.open("rb")) if is_remote(path) else open(path, "rb") as raw:
             packed = raw.peek(2)[:2] == b"\x1f\x8b"
             stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
             data = b" "
@@ -158,11 +351,16 @@ def _pieces(path: Path, error: type[AsdsimError]) -> Iterator[str]:
                 yield text
     except (EOFError, zlib.error):
         raise error("damaged or cut gzip file", where=shown(path)) from None
-    except OSError as failure:
-        raise error(f"cannot read it: {failure.strerror or failure}", where=shown(path)) from None
     except UnicodeDecodeError as failure:
         line = lines + 1 + bytes(failure.object[: failure.start]).count(b"\n")
         raise error("not text in UTF-8", where=f"{shown(path)}, line {line}") from None
+    except AsdsimError:
+        raise
+    except Exception as failure:
+        reason = reason_of(failure)
+        if not reason:
+            raise
+        raise error(f"cannot read it: {reason}", where=shown(path)) from None
 
 
 def read_text(path: Path, *, error: type[AsdsimError] = UsageError) -> str:

@@ -16,7 +16,7 @@ from .errors import UsageError
 from .evaluate.figures import COLUMNS, baseline_of
 from .evaluate.outputs import Outputs, outputs_of
 from .evaluate.strips import Walk, html_of, relaxed_frame, request_row, walk_of
-from .files import plain
+from .files import plain, to_path
 from .oracle import walk as reference
 from .oracle.rules import ALLOWS
 from .provenance import trace_source
@@ -49,7 +49,7 @@ def load(path: str | Path) -> Trace:
     TraceError
         If anything about it cannot be trusted: which file, which row, what to do.
     """
-    return read_trace(Path(path))
+    return read_trace(path)
 
 
 @dataclass
@@ -323,7 +323,7 @@ class Result:
         """
         from .trace.writer import write_frame
 
-        write_frame(self.frame(), Path(path), {"asdsim": {**self.provenance(), **(provenance or {})}})
+        write_frame(self.frame(), to_path(path), {"asdsim": {**self.provenance(), **(provenance or {})}})
 
     def provenance(self) -> dict[str, Any]:
         """Return what the rows were made from."""
@@ -596,7 +596,7 @@ def write_results(results: list[Result], path: str | Path) -> None:
 
     table = pl.concat([result.frame() for result in results])
     record = {**results[0].provenance(), "settings": sum(map(len, results))}
-    write_frame(table, Path(path), {"asdsim": record})
+    write_frame(table, to_path(path), {"asdsim": record})
 
 
 def _pooled_figures(

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..engines.transformers.load import DTYPES, check_name
 from ..errors import CaptureError, Problems, UsageError, unknown_name
+from ..files import names_in, reaching
 from ..provenance import software
 from ..records import RequestRecord
 from ..rules.settings import STRICT, Policy
@@ -262,15 +263,17 @@ def check_output(out: Path, *, resume: bool) -> None:
     UsageError
         If ``out`` is a file, holds a trace (unless ``resume``) or holds other files.
     """
-    if out.exists() and not out.is_dir():
+    with reaching(out):
+        there = out.exists()
+    if there and not out.is_dir():
         raise UsageError("the output is a file, not a directory", where=str(out), fix="choose another -o")
-    if not out.exists() or resume:
+    if not there or resume:
         return
     if (out / MANIFEST).exists():
         raise UsageError(
             "the output directory already holds a trace", where=str(out), fix="choose another -o, or add --resume"
         )
-    if any(out.iterdir()):
+    if names_in(out):
         raise UsageError("the output directory is not empty", where=str(out), fix="choose another -o, or add --resume")
 
 

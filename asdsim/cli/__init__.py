@@ -133,6 +133,12 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(0)
     except OSError as error:
         _fail(f"{error.filename or 'file system'}: {error.strerror or error}")
+    except Exception as error:
+        from ..files import reason_of
+
+        if not reason_of(error):
+            raise
+        _fail(f"object store: {reason_of(error)}")  # from the library of the store
     sys.exit(status if isinstance(status, int) else 0)
 
 

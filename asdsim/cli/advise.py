@@ -11,6 +11,7 @@ import click
 from ..errors import UsageError
 from .common import (
     RULE_FLAGS,
+    PathOrUrl,
     TracePath,
     config_option,
     counted,
@@ -59,7 +60,7 @@ def _batches(text: str) -> list[int]:
 @click.option("--max-length-change", type=float, help="Limit on the relative change of length, either way.")
 @click.option("--resamples", default=200, show_default=True, help="Draws of the queue behind each interval.")
 @click.option("--seed", default=0, show_default=True, help="Of the queue, of arrivals and of the draws.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for a figure.")
+@click.option("-o", "--output", type=PathOrUrl(), help="Folder for a figure.")
 @json_option
 @config_option
 def command(

@@ -11,6 +11,7 @@ import click
 from ..errors import UsageError
 from .common import (
     OutputPath,
+    PathOrUrl,
     TracePath,
     check_table,
     config_option,
@@ -46,7 +47,7 @@ Test = tuple[float | None, float, bool]
 
 @click.command("audit")
 @click.argument("trace", type=TracePath())
-@click.option("--policy", type=click.Path(path_type=Path), help="File that asdsim calibrate wrote.")
+@click.option("--policy", type=PathOrUrl(), help="File that asdsim calibrate wrote.")
 @click.option("--sweep", is_flag=True, help="Judge every covered setting, and print the speed-against-accuracy front.")
 @click.option("-o", "--output", type=OutputPath(), help="Write all settings with intervals: .parquet or .csv.")
 @click.option("--margin", type=float, metavar="POINTS",

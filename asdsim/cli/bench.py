@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .common import json_option, note, print_json
+from .common import PathOrUrl, json_option, note, print_json
 
 LABELS = {
     "cpu": "asdsim, recorded order",
@@ -29,7 +29,7 @@ LABELS = {
     help="Small samples of the slow implementations; no grids of a million settings, no memory peak, no first replay.",
 )
 @click.option("--requests", default=1000, show_default=True, help="Requests of the synthetic trace.")
-@click.option("--trace", type=click.Path(path_type=Path),
+@click.option("--trace", type=PathOrUrl(),
               help="A trace covered for the benchmark's 1,000 settings, instead of the committed one.")  # fmt: skip
 @json_option
 def command(quick: bool, requests: int, trace: Path | None, as_json: bool) -> None:

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import UsageError, unknown_name
+from ..files import has_folder
 from .common import (
     RULE_FLAGS,
     OutputPath,
@@ -163,7 +164,7 @@ def _check_output(output: Path, judged: bool, force: bool) -> None:
     """Refuse to replace a policy that may be in use, or one that was judged on more than the new one will be."""
     from ..studies.frozen import check_replaces
 
-    if not output.parent.is_dir():
+    if not has_folder(output):
         raise UsageError("no such directory", where=str(output.parent))
     if force:
         return

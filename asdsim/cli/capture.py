@@ -10,13 +10,11 @@ import click
 from ..errors import Problems, UsageError, unknown_name
 from ..rules.settings import Policy, parse_axis
 from .command import detail
-from .common import config_option, counted, json_option, note, print_json, progress_bar, threads_option
+from .common import PathOrUrl, config_option, counted, json_option, note, print_json, progress_bar, threads_option
 
 
 @click.command("capture")
-@click.option(
-    "-o", "--output", "--out", "out", type=click.Path(path_type=Path), required=True, help="Trace directory to write."
-)
+@click.option("-o", "--output", "--out", "out", type=PathOrUrl(), required=True, help="Trace directory to write.")
 @click.option("--target", default="smollm2-135m", show_default=True,
               help="Built-in smollm2-135m, a Hugging Face name, or a directory.")  # fmt: skip
 @click.option("--drafter", default="layer-skip", show_default=True,

@@ -9,16 +9,19 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import Problems, UsageError, unknown_name
-from ..files import dump_json, read_text, shown
+from ..files import dump_json, has_folder, is_remote, reaching, read_text, shown, to_path
 from .command import is_quiet, progress_bar, threads_option
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 __all__ = [
-    "SCHEMA_VERSION", "OutputPath", "TracePath", "check_table", "config_option", "counted", "grid_options",
+    "SCHEMA_VERSION", "OutputPath", "PathOrUrl", "TracePath", "check_table", "config_option", "counted", "grid_options",
     "json_option", "note", "note_unfinished", "print_json", "progress_bar", "rule_options", "threads_option",
 ]  # fmt: skip
 
@@ -26,7 +29,21 @@ SCHEMA_VERSION = 1
 """Of what ``--json`` prints."""
 
 
-class TracePath(click.Path):
+class PathOrUrl(click.ParamType[Path]):
+    """A path of this machine, or a URL of an object store; see :func:`asdsim.files.to_path`."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path."""
+        return to_path(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a file."""
+        return click.Path().shell_complete(ctx, param, incomplete)
+
+
+class TracePath(PathOrUrl):
     """A trace directory that is there, looked for while the command line is read: no other error may hide a wrong path.
 
     Parameters
@@ -36,40 +53,38 @@ class TracePath(click.Path):
     """
 
     def __init__(self, files: bool = False) -> None:
-        super().__init__(path_type=Path)
         self.files = files
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path; refuse one that leads nowhere."""
-        path = Path(str(super().convert(value, param, ctx)))
-        if path.name == "manifest.json" and path.is_file():
-            path = path.parent  # the trace that it belongs to
-        if self.files and not path.exists():
-            fix = "give a file or a trace directory"
-            raise UsageError("cannot read it: no such file or directory", where=str(path), fix=fix)
-        if not self.files and not (path / "manifest.json").exists():
-            from ..trace.reader import load_manifest
+        path = super().convert(value, param, ctx)
+        with reaching(path):
+            if path.name == "manifest.json" and path.is_file():
+                path = path.parent  # the trace that it belongs to
+            if self.files and not path.exists():
+                fix = "give a file or a trace directory"
+                raise UsageError("cannot read it: no such file or directory", where=str(path), fix=fix)
+            if not self.files and not (path / "manifest.json").exists():
+                from ..trace.reader import load_manifest
 
-            load_manifest(path)  # says what is missing
+                load_manifest(path)  # says what is missing
         return path
 
 
 TRACE_FILE = re.compile(r"manifest\.json|(requests|steps|positions|vocabulary)-.*\.parquet")
 
 
-class OutputPath(click.Path):
+class OutputPath(PathOrUrl):
     """A file to write, which must not be one of the files of a trace."""
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path; refuse one that would overwrite a trace's manifest or tables."""
-        path = Path(str(super().convert(value, param, ctx)))
-        for file in (path, Path(os.path.realpath(path))):
-            if TRACE_FILE.fullmatch(file.name) and (file.parent / "manifest.json").exists():
-                fix = "name a file outside the trace directory"
-                raise UsageError("is part of a trace, and will not be overwritten", where=shown(path), fix=fix)
+        path = super().convert(value, param, ctx)
+        with reaching(path):
+            for file in (path, *([] if is_remote(path) else [Path(os.path.realpath(path))])):
+                if TRACE_FILE.fullmatch(file.name) and (file.parent / "manifest.json").exists():
+                    fix = "name a file outside the trace directory"
+                    raise UsageError("is part of a trace, and will not be overwritten", where=shown(path), fix=fix)
         return path
 
 
@@ -127,7 +142,7 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: Path | None
 def config_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--config FILE``: a TOML file whose keys are flags; flags given on the command line win."""
     return click.option(
-        "--config", type=click.Path(path_type=Path), callback=_load_config, is_eager=True, expose_value=False,
+        "--config", type=PathOrUrl(), callback=_load_config, is_eager=True, expose_value=False,
         help="TOML file with defaults for these flags, at the top level or in a table named after the command. "
              "Tables of other commands are ignored.",
     )(function)  # fmt: skip
@@ -326,7 +341,7 @@ def check_table(path: Path | None) -> None:
     """
     if path is not None and path.suffix not in (".parquet", ".csv"):
         raise UsageError(f"cannot tell the format of {path}", fix="name a file that ends in .parquet or .csv")
-    if path is not None and not path.parent.is_dir():
+    if path is not None and not has_folder(path):
         raise UsageError("no such directory", where=str(path.parent))
 
 

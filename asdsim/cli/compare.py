@@ -9,7 +9,17 @@ import click
 from click.core import ParameterSource
 
 from ..errors import UsageError
-from .common import TracePath, config_option, counted, json_option, note, print_json, print_rows, with_interval
+from .common import (
+    PathOrUrl,
+    TracePath,
+    config_option,
+    counted,
+    json_option,
+    note,
+    print_json,
+    print_rows,
+    with_interval,
+)
 from .quality_options import cost_of, cost_option, seed_option
 
 if TYPE_CHECKING:
@@ -32,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda")
 @click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
 @seed_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for a figure.")
+@click.option("-o", "--output", type=PathOrUrl(), help="Folder for a figure.")
 @json_option
 @config_option
 def command(

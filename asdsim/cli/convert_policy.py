@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from .common import OutputPath, json_option, note, print_json
+from .common import OutputPath, PathOrUrl, json_option, note, print_json
 
 
 @click.command("convert-policy")
-@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.argument("config", required=False, type=PathOrUrl())
 @click.option("--B", "B", type=float, help="Budget, if no CONFIG is given.")
 @click.option("--g", "g", type=float, help="Gate.")
 @click.option("--M", "M", type=float, help="Cap.")

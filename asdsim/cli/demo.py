@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import config_option, json_option, note, print_json, progress_bar, threads_option
+from .common import PathOrUrl, config_option, json_option, note, print_json, progress_bar, threads_option
 
 if TYPE_CHECKING:
     from ..report.page import Page
@@ -22,7 +22,7 @@ GRID: dict[str, Any] = {"B": "0:16:.5", "g": ".05:1:.05", "M": "1,2,inf"}
 
 
 @click.command("demo")
-@click.option("-o", "--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True,
+@click.option("-o", "--out", type=PathOrUrl(), default=Path("demo-out"), show_default=True,
               help="Folder for the trace, the sweep and the figures.")  # fmt: skip
 @click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @threads_option

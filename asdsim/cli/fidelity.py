@@ -7,7 +7,17 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from .common import TracePath, config_option, counted, json_option, note, print_json, print_rows, with_interval
+from .common import (
+    PathOrUrl,
+    TracePath,
+    config_option,
+    counted,
+    json_option,
+    note,
+    print_json,
+    print_rows,
+    with_interval,
+)
 from .quality_options import seed_option
 
 SHORT = {
@@ -24,7 +34,7 @@ SHORT = {
 @click.option("--M", "M", metavar="LIST", help="Caps.")
 @click.option("--semantics", default="paper", show_default=True, help="Reading of the rule.")
 @seed_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for a figure of the errors.")
+@click.option("-o", "--output", type=PathOrUrl(), help="Folder for a figure of the errors.")
 @json_option
 @config_option
 def command(

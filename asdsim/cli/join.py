@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from .common import config_option, counted, json_option, print_json
+from .common import PathOrUrl, config_option, counted, json_option, print_json
 
 
 @click.command("join")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=PathOrUrl())
 @json_option
 @config_option
 def command(trace: Path, as_json: bool) -> None:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import UsageError
+from ..files import is_remote
 from .common import (
     OutputPath,
+    PathOrUrl,
     TracePath,
     config_option,
     counted,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 @click.command("judge")
 @click.argument("trace", type=TracePath())
-@click.option("--policy", type=click.Path(path_type=Path), required=True, help="File that asdsim calibrate wrote.")
+@click.option("--policy", type=PathOrUrl(), required=True, help="File that asdsim calibrate wrote.")
 @click.option("--endpoint", required=True, metavar="URL", help="OpenAI-compatible endpoint, up to /v1.")
 @click.option("--model", required=True, metavar="NAME", help="Judge, as the endpoint calls it.")
 @click.option("--key-env", default="OPENAI_API_KEY", show_default=True, metavar="NAME",
@@ -64,6 +66,8 @@ def command(
 
     if not endpoint.startswith(("http://", "https://")):
         raise UsageError(f"--endpoint {endpoint!r} is no address", fix="give http://.../v1 or https://.../v1")
+    if is_remote(cache):
+        raise UsageError("is a database, which no object store can hold", where=str(cache), fix="name a local --cache")
     grid, record = read_policy(policy)
     source = api.load(trace)
     note_unfinished(source)

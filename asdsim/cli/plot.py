@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..files import read_octets
 from ..rules.settings import DEFAULT_AXES
-from .common import config_option, json_option, note, print_json
+from .common import PathOrUrl, config_option, json_option, note, print_json
 
 if TYPE_CHECKING:
     import polars as pl
@@ -42,8 +43,8 @@ def _axis(name: str, text: str) -> Any:
 
 
 @click.command("plot")
-@click.argument("source", metavar="SWEEP.parquet|TRACE", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("figures"), show_default=True,
+@click.argument("source", metavar="SWEEP.parquet|TRACE", type=PathOrUrl())
+@click.option("-o", "--output", type=PathOrUrl(), default=Path("figures"), show_default=True,
               help="Folder for the figures.")  # fmt: skip
 @_axis("B", "Budgets")
 @_axis("g", "Gates")
@@ -133,7 +134,7 @@ def read_sweep(path: Path) -> tuple[pl.DataFrame, dict[str, Any]]:
 
     fix = "give a .parquet table that `asdsim replay -o` wrote, or a trace directory"
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(pa.BufferReader(read_octets(path)))
         made_from = json.loads((table.schema.metadata or {}).get(b"asdsim", b"{}"))
         frame = pl.from_arrow(table)
     except (OSError, pa.ArrowException, ValueError, pl.exceptions.PolarsError) as error:

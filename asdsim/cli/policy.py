@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
-from .common import json_option, print_json
+from .common import PathOrUrl, json_option, print_json
 
 if TYPE_CHECKING:
     from ..rules.settings import Policy
 
 
 @click.command("policy")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option("--model", type=click.Path(path_type=Path), metavar="DIR",
+@click.argument("source", type=PathOrUrl())
+@click.option("--model", type=PathOrUrl(), metavar="DIR",
               help="Check that the policy fits this model, a directory with config.json.")  # fmt: skip
 @json_option
 def command(source: Path, model: Path | None, as_json: bool) -> None:

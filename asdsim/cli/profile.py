@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ..errors import UsageError
+from ..files import has_folder
 from .common import (
     OutputPath,
     TracePath,
@@ -52,7 +53,7 @@ def command(
 
     Exit status 1 if the machine was not still; the table is written all the same.
     """
-    if output.suffix not in (".csv", ".json") or not output.parent.is_dir():
+    if output.suffix not in (".csv", ".json") or not has_folder(output):
         raise UsageError(
             f"cannot write {output}", fix="name a file that ends in .csv or .json, in a folder that exists"
         )

@@ -11,6 +11,7 @@ import click
 from ..errors import UsageError
 from .common import (
     OutputPath,
+    PathOrUrl,
     TracePath,
     config_option,
     counted,
@@ -39,7 +40,7 @@ MOST_SETTINGS = 2000
 @click.option("-o", "--output", type=OutputPath(), default=Path("report.html"), show_default=True,
               help="File to write.")  # fmt: skip
 @rule_options(required=False)
-@click.option("--policy", type=click.Path(path_type=Path), help="Start with the setting in this file, which asdsim "
+@click.option("--policy", type=PathOrUrl(), help="Start with the setting in this file, which asdsim "
     "calibrate wrote.")  # fmt: skip
 @click.option("--off-trace", default="stop", show_default=True, metavar="stop|aligned|recorded",
               help="At a prefix that was not captured, as in replay; inexact settings are marked.")  # fmt: skip

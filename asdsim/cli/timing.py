@@ -9,6 +9,7 @@ import click
 
 from ..errors import UsageError
 from .common import (
+    PathOrUrl,
     TracePath,
     config_option,
     json_option,
@@ -24,7 +25,7 @@ from .quality_options import bootstrap_options, check_resamples, cost_of, cost_o
 
 @click.command("timing")
 @click.argument("trace", type=TracePath())
-@click.option("--policy", type=click.Path(path_type=Path), required=True, help="File that asdsim calibrate wrote.")
+@click.option("--policy", type=PathOrUrl(), required=True, help="File that asdsim calibrate wrote.")
 @click.option("--limit", default=8, show_default=True, help="Number of requests, from the start of the trace.")
 @click.option("--tokens", type=int, help="Tokens to generate for each.  [default: the trace's limit]")
 @click.option("--max-drift", default=3.0, show_default=True, help="Percent by which the two strict runs may differ.")

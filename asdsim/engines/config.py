@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError, UsageError
-from ..files import Fields
+from ..files import Fields, to_path
 from ..rules.frozen import asd_setting, read_policy
 from ..rules.settings import STRICT, Policy
 from .accept import needs_of
@@ -54,7 +54,7 @@ def read_policy_file(path: str | Path) -> tuple[Policy, dict[str, Any]]:
         If it is not such a file, or its rule cannot run in an engine.
     """
     try:
-        grid, record = read_policy(Path(path))
+        grid, record = read_policy(to_path(path))
         needs_of(grid.layout)
     except UsageError as error:
         raise EngineError(error.what, where=error.where or str(path), fix=error.fix) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, unknown_name
-from ..files import read_rows, read_text, shown
+from ..files import read_rows, read_text, shown, to_path
 from .cost import PUBLISHED, Cost, from_rows
 from .roofline import read_roofline
 from .step_table import from_pass_rows
@@ -35,7 +35,7 @@ def read_cost(spec: str) -> Cost:
         return from_rows([{key: value for key, value in values.items() if key != "source"}], values["source"])
     if spec.startswith("roofline:"):
         return read_roofline(spec)
-    path = Path(spec)
+    path = to_path(spec)
     if not path.exists():
         raise unknown_name(
             "cost", spec, [*PUBLISHED, "roofline:DEVICE,model=CONFIG.json", "or a file: FILE.csv, FILE.json"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EngineError
+from ..files import to_path
 
 if TYPE_CHECKING:
     from ..engines.config import EngineConfig
@@ -63,7 +63,7 @@ class TraceSink:
             settings={"engine": about["engine"], "top_k": about["top_k"], "first_token": "prefill"},
             software={"python": platform.python_version(), **about["engine"]},
         )  # fmt: skip
-        return cls(TraceWriter.resume(Path(config.trace) / about["part"], manifest))
+        return cls(TraceWriter.resume(to_path(config.trace) / about["part"], manifest))
 
     def add(self, request: RequestRecord, steps: Sequence[StepRecord], batch_sizes: Sequence[int]) -> None:
         """Store one request."""

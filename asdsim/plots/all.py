@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
+from ..files import to_path
 from .acceptance import acceptance_by_position, acceptance_distribution, match_share
 from .heatmap import acceptance_heatmap
 from .quality import gain_by_budget, pareto_fronts
@@ -89,7 +90,7 @@ def draw_all(
         As for :func:`figures`.
     """
     drawn = figures(frame, **options)
-    return [path for name, figure, data in drawn for path in save(figure, Path(folder) / name, record, data)]
+    return [path for name, figure, data in drawn for path in save(figure, to_path(folder) / name, record, data)]
 
 
 def figures_of(result: Any, note: Callable[[str], None] = lambda text: None) -> Iterator[tuple[str, Figure, Any]]:

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import AsdsimError
-from ..files import dump_json, plain, write_atomically
+from ..files import dump_json, make_folder, plain, to_path, write_atomically
 from ..provenance import provenance as made_with
 
 PROVENANCE_VERSION = 1
@@ -118,7 +118,7 @@ def save(
     AsdsimError
         If a file cannot be written. Files are replaced whole: an error leaves the earlier ones as they were.
     """
-    base = Path(stem)
+    base = to_path(stem)
     paths = [base.with_name(base.name + suffix) for suffix in (".svg", ".png", ".json")]
     content = {**record, "figure": base.name, "data": rounded(plain(data or {}))}
     text = dump_json(content, indent=1, ascii_only=False) + "\n"
@@ -129,7 +129,7 @@ def save(
     with styled():
         files = [_drawn(figure, "svg"), _drawn(figure, "png"), text.encode()]
     try:
-        base.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(base.parent)
         for path, octets in zip(paths, files, strict=True):
             write_atomically(path, octets)
     except OSError as error:

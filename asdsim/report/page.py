@@ -22,7 +22,7 @@ from ..errors import AsdsimError, UsageError
 from ..evaluate.figures import FIGURES
 from ..evaluate.scorers import make_scorer
 from ..evaluate.strips import name_of
-from ..files import plain, write_atomically
+from ..files import make_folder, plain, write_atomically
 from ..result import replay_grid
 from ..rules.settings import Policy
 from .data import ENDED, FINAL, GAP_UNIT, Content, collect, is_baseline, settings_of, share_below_one
@@ -159,7 +159,7 @@ def write_report(
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_atomically(path, text)
     except OSError as error:
         raise AsdsimError(

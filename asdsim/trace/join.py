@@ -9,15 +9,16 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from functools import reduce
 from pathlib import Path
 
 from ..errors import TraceError, UsageError
-from ..files import Fields, sync_directory
+from ..files import Fields, is_remote, names_in, read_octets, sync_directory, to_path, write_atomically, write_over
 from . import manifest as manifests
 from .reader import Trace, read_trace
 from .vocabulary import Vocabulary
-from .writer import TEMPORARY, TraceWriter, lock_directory, store_vocabulary, unlock
+from .writer import TEMPORARY, TraceWriter, lock_directory, os_errors, store_vocabulary, unlock, without_mark
 
 NOTE = "shard"
 """Entry of the manifest's notes: ``{"index": i, "of": n, "requests": requests of all shards}``."""
@@ -54,7 +55,7 @@ def find_shards(path: Path) -> list[Path]:
     """
     pattern = re.compile(re.escape(path.name) + r"\.shard-(\d+)-of-(\d+)")
     parent = path.parent
-    matches = [pattern.fullmatch(name) for name in (os.listdir(parent) if parent.is_dir() else [])]
+    matches = [pattern.fullmatch(name) for name in names_in(parent)]
     pairs = sorted((int(match[2]), int(match[1])) for match in matches if match)
     if not pairs:
         raise TraceError("no shards lie beside it", where=str(path), fix="capture them with -o and --shard i/n")
@@ -86,8 +87,11 @@ def join(path: str | os.PathLike[str]) -> Trace:
     TraceError
         If ``path`` holds something, a shard is missing, not finished, of another run or being written.
     """
-    target = Path(path) if Path(path).name else Path(path).resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    target = to_path(path)
+    target = target if target.name else target.resolve()
+    held = names_in(target) if target.is_dir() else []
+    left = [name for name in held if is_remote(target) and PARQUET.fullmatch(name)]  # of a join that was killed
+    if target.exists() and (not target.is_dir() or left != held):
         raise TraceError("already exists", where=str(target), fix="remove it, or move the shards")
     folders = find_shards(target)
     lock = lock_directory(folders[0])  # one process joins at a time
@@ -96,6 +100,9 @@ def join(path: str | os.PathLike[str]) -> Trace:
             _remove_stale(target)
         shards = [read_trace(folder) for folder in folders]
         total = _check_shards(target, shards)
+        with os_errors(target):
+            for name in left:
+                (target / name).unlink(missing_ok=True)
         _write(target, shards, total)
     finally:
         unlock(lock)
@@ -137,11 +144,13 @@ def _note(shard: Trace) -> dict[str, int]:
 def _write(target: Path, shards: list[Trace], total: int) -> None:
     first = shards[0].manifest
     grids = [grid for grid in first.grids if all(grid in shard.manifest.grids for shard in shards)]
-    notes = {key: value for key, value in first.notes.items() if key != NOTE}
+    notes = {key: value for key, value in without_mark(first).notes.items() if key != NOTE}
     manifest = first.replace(grids=[], notes={**notes, "shards": len(shards), manifests.PLANNED: total})
     vocabularies = [shard.vocabulary for shard in shards if shard.vocabulary is not None]
     records = [shard.request_records() for shard in shards]
     staging = target.with_name(f".tmp-{target.name}-{secrets.token_hex(8)}")
+    if is_remote(target):
+        staging = Path(tempfile.mkdtemp(prefix="asdsim-join-"))
     try:
         with TraceWriter.create(staging, manifest) as writer:
             for index in range(total):
@@ -151,12 +160,23 @@ def _write(target: Path, shards: list[Trace], total: int) -> None:
             writer.update_manifest(grids=grids)
             if vocabularies:
                 store_vocabulary(writer, reduce(Vocabulary.join, vocabularies))
-        os.rename(staging, target)  # whole, or not at all
-        sync_directory(target.parent)
-    except OSError as error:
-        raise TraceError(f"cannot be written: {error.strerror or error}", where=str(target)) from None
+        with os_errors(target):
+            _publish(staging, target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _publish(staging: Path, target: Path) -> None:
+    """Give a finished trace its name, whole or not at all: in a store, its manifest is put last."""
+    if not is_remote(target):
+        os.rename(staging, target)
+        sync_directory(target.parent)
+        return
+    for name in names_in(staging):
+        if name != manifests.MANIFEST:
+            write_atomically(target / name, read_octets(staging / name))
+    if not write_over(target / manifests.MANIFEST, read_octets(staging / manifests.MANIFEST), None):
+        raise TraceError("another process joined it", where=str(target), fix="check it with asdsim inspect")
 
 
 def _remove_stale(target: Path) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
-from ..files import shown
+from ..files import is_remote, read_octets, reason_of, shown, to_path
 from . import manifest as manifests
 from .check import check_edges, check_requests, check_steps
 from .fits import check_fits
@@ -32,7 +32,7 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
     Parameters
     ----------
     path : path
-        The directory.
+        The directory, local or ``s3://BUCKET/NAME``.
     verify : bool
         False skips the SHA-256 of the shards; everything else is still checked.
     narrow : bool
@@ -45,7 +45,7 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
         If anything is missing, damaged, inconsistent or of another schema: which file, row, request, step and
         position, and what to do.
     """
-    folder = Path(path)
+    folder = to_path(path)
     while True:
         manifest, raw = load_manifest(folder)
         check_fits(folder, manifest, narrow)
@@ -69,7 +69,7 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
 
 def _changed(folder: Path, raw: bytes) -> bool:
     try:
-        return (folder / MANIFEST).read_bytes() != raw
+        return read_octets(folder / MANIFEST) != raw
     except OSError:
         return False
 
@@ -84,9 +84,10 @@ def load_manifest(folder: Path) -> tuple[Manifest, bytes]:
     """
     file = folder / MANIFEST
     try:
-        raw = file.read_bytes()
+        raw = read_octets(file)
     except (FileNotFoundError, NotADirectoryError):
-        what = f"no {MANIFEST}: not a trace" if folder.is_dir() else "no such directory"
+        absent = "no such trace" if is_remote(folder) else "no such directory"
+        what = f"no {MANIFEST}: not a trace" if folder.is_dir() else absent
         raise TraceError(what, where=str(folder), fix="give the directory that `asdsim capture` wrote") from None
     except (OSError, ValueError) as error:
         raise TraceError(f"cannot be read: {_reason(error)}", where=str(file)) from None
@@ -94,8 +95,7 @@ def load_manifest(folder: Path) -> tuple[Manifest, bytes]:
 
 
 def _reason(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return shown(str(text).splitlines()[0])
+    return reason_of(error) or shown((str(error) or type(error).__name__).splitlines()[0])
 
 
 def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator[Part]:
@@ -143,6 +143,13 @@ def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator
 
 def _read_file(file: Path, shard: Shard) -> bytes:
     try:
+        if is_remote(file):
+            data = read_octets(file, shard.bytes + 1)
+            if len(data) != shard.bytes:
+                more = "more" if len(data) > shard.bytes else len(data)
+                what = f"the shard has {more} bytes, the manifest says {shard.bytes}"
+                raise TraceError(what, where=str(file), fix=RESTORE)
+            return data
         with open(file, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))) as handle:
             status = os.fstat(handle.fileno())
             if not stat.S_ISREG(status.st_mode):

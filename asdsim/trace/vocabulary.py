@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
-from ..files import Fields
+from ..files import Fields, read_octets, reason_of
 from .manifest import MANIFEST, VOCABULARY, Manifest
 from .sizes import EXPANSION, RESTORE, ROOM, check_size, text_bytes, unpacked_bytes
 from .tables import to_numpy
@@ -139,9 +139,9 @@ def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
         raise TraceError(f"notes.{VOCABULARY} names no vocabulary file", where=str(folder), fix="capture again")
     file, fix = folder / name, "restore the file from a copy"
     try:
-        data = file.read_bytes()
+        data = read_octets(file)
     except OSError as error:
-        raise TraceError(f"the vocabulary cannot be read: {error.strerror}", where=str(file), fix=fix) from None
+        raise TraceError(f"the vocabulary cannot be read: {reason_of(error)}", where=str(file), fix=fix) from None
     if len(data) != entry.get("bytes") or hashlib.sha256(data).hexdigest() != entry.get("sha256"):
         raise TraceError("the vocabulary does not match the manifest", where=str(file), fix=fix)
     tokens = Fields(entry, f"{folder / MANIFEST}, notes, {VOCABULARY}", TraceError).whole("tokens")

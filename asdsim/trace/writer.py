@@ -3,6 +3,10 @@
 Everything is stored in this order: shards, each whole or not at all (:func:`asdsim.files.write_atomically`), then
 the manifest that names them, the same way. A shard that no manifest names is left over from a crash: readers ignore
 it, and the next writer removes it.
+
+A local directory is locked by its writer. An object store has no lock that ends with its process, so there the manifest
+carries the mark of its writer, and is replaced only where it is as that writer left it: whoever opens the trace last
+has it, and a writer before stops with an error at its next manifest, having changed nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +14,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import re
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,8 +27,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import TraceError
-from ..files import dump_json, write_atomically
+from ..errors import AsdsimError, TraceError
+from ..files import (
+    dump_json,
+    is_remote,
+    make_folder,
+    names_in,
+    reason_of,
+    to_path,
+    write_atomically,
+    write_new,
+    write_over,
+)
 from ..records import RequestRecord, StepRecord
 from . import manifest as manifests
 from .manifest import MANIFEST, SHARD_NAME, VOCABULARY, Manifest, Shard
@@ -45,6 +61,8 @@ MANY_SHARDS = 64
 """Shards of one table at which they are merged without waiting for the end."""
 
 TEMPORARY = re.compile(r"\.tmp-.+")
+WRITER = "writer"
+"""Entry of the notes in an object store: the mark of the process that has the trace open."""
 
 
 class TraceWriter:
@@ -64,7 +82,9 @@ class TraceWriter:
 
     def __init__(self, path: Path, manifest: Manifest, completed: Sequence[str], lock: int | None) -> None:
         self.path = path
-        self.manifest = manifest
+        self.manifest = without_mark(manifest)
+        self._mark = secrets.token_hex(8) if is_remote(path) else ""
+        self._stored: bytes | None = None  # the manifest in its store
         self.completed = set(completed)
         self.flush_seconds, self.flush_rows = FLUSH_SECONDS, FLUSH_ROWS
         self._lock = lock
@@ -87,11 +107,11 @@ class TraceWriter:
         TraceError
             If the directory holds another trace or anything else, or cannot be written. Nothing is touched then.
         """
-        folder = Path(path)
-        with _os_errors(folder):
+        folder = to_path(path)
+        with os_errors(folder):
             if folder.exists() and not folder.is_dir():
                 raise TraceError("is a file, not a directory", where=str(folder), fix="give another output directory")
-            names = sorted(os.listdir(folder)) if folder.exists() else []
+            names = names_in(folder)
             if MANIFEST in names:
                 raise TraceError(
                     "the directory already holds a trace",
@@ -105,12 +125,12 @@ class TraceWriter:
                     where=str(folder),
                     fix="give an empty or new output directory",
                 )
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         lock = lock_directory(folder)
         try:
             notes = {key: value for key, value in manifest.notes.items() if key != manifests.VOCABULARY}
             writer = cls(folder, manifest.replace(shards=[], notes=notes), [], lock)
-            writer._remove_leftovers()
+            writer._remove(writer._leftovers())
             writer._store_manifest(writer.manifest)
         except BaseException:
             unlock(lock)
@@ -127,9 +147,9 @@ class TraceWriter:
             If the trace is from another run (the first field that differs is named), cannot be trusted, or is being
             written by another process.
         """
-        folder = Path(path)
-        with _os_errors(folder):
-            names = os.listdir(folder) if folder.is_dir() else []
+        folder = to_path(path)
+        with os_errors(folder):
+            names = names_in(folder) if folder.is_dir() else []
         if not folder.exists() or (folder.is_dir() and all(TEMPORARY.fullmatch(name) for name in names)):
             return cls.create(folder, manifest)
         stored, _ = load_manifest(folder)
@@ -152,13 +172,19 @@ class TraceWriter:
         TraceError
             If the trace cannot be trusted, or is being written by another process.
         """
-        folder = Path(path)
-        load_manifest(folder)
+        folder = to_path(path)
+        _, stored = load_manifest(folder)
         lock = lock_directory(folder)
         try:
             trace = read_trace(folder)
             writer = cls(folder, trace.manifest, trace.request_ids(), lock)
-            writer._remove_leftovers()
+            left = writer._leftovers()
+            if is_remote(folder):  # from here on a writer before this one stores nothing: what it left can go
+                writer._stored = stored
+                writer._store_manifest(writer.manifest)
+                taken = [int(match[2]) for name in left if (match := SHARD_NAME.fullmatch(name))]
+                writer._number = max([writer._number - 1, *taken]) + 1
+            writer._remove(left)
         except BaseException:
             unlock(lock)
             raise
@@ -290,6 +316,9 @@ class TraceWriter:
         try:
             self._write_buffer(self.manifest)
             self._merge()
+            if self._mark:
+                self._mark = ""
+                self._store_manifest(self.manifest)
         finally:
             self._abandon()
 
@@ -332,31 +361,49 @@ class TraceWriter:
         return True
 
     def _write_shards(self, tables: dict[str, pa.Table]) -> list[Shard]:
-        number = self._number
-        self._number += 1
-        shards = []
+        shards: list[Shard] = []
         try:
             for table, rows in tables.items():
-                name = f"{table}-{number:05d}.parquet"
                 data = _parquet_bytes(table, pack(table, rows, self.manifest.top_k), self.manifest.top_k)
+                name = self._write_shard(table, data)
                 shards.append(Shard(name, table, rows.num_rows, len(data), hashlib.sha256(data).hexdigest()))
-                with _os_errors(self.path / name):
-                    write_atomically(self.path / name, data)
         except BaseException:
-            for shard in shards:
-                with contextlib.suppress(OSError):
-                    (self.path / shard.name).unlink(missing_ok=True)
+            with contextlib.suppress(TraceError):
+                self._remove(shard.name for shard in shards)
             raise
+        self._number = 1 + max(shard.number for shard in shards)
         return shards
+
+    def _write_shard(self, table: str, data: memoryview) -> str:
+        """Store a shard under the next number; return its name."""
+        for number in itertools.count(self._number):
+            name = f"{table}-{number:05d}.parquet"
+            with os_errors(self.path / name):
+                if not is_remote(self.path):
+                    write_atomically(self.path / name, data)
+                elif not write_new(self.path / name, data):  # of a writer that lost the trace
+                    continue
+            return name
+        raise AssertionError
 
     def _commit(self, manifest: Manifest, shards: list[Shard]) -> None:
         ordered = sorted(shards, key=lambda shard: (TABLES.index(shard.table), shard.name))
         self._store_manifest(manifest.replace(shards=ordered))
 
     def _store_manifest(self, manifest: Manifest) -> None:
-        with _os_errors(self.path / MANIFEST):
-            write_atomically(self.path / MANIFEST, manifests.dump(manifest))
-        self.manifest = manifest
+        file, data = self.path / MANIFEST, manifests.dump(manifest)
+        if is_remote(file):
+            marked = {**manifest.notes, WRITER: self._mark} if self._mark else manifest.notes
+            data = manifests.dump(manifest.replace(notes=marked))
+        with os_errors(file):
+            if not is_remote(file):
+                write_atomically(file, data)
+            elif not write_over(file, data, self._stored):
+                raise TraceError(
+                    "another process is writing this trace", where=str(self.path),
+                    fix="let it end; what this one had not stored is lost, --resume captures it again",
+                )  # fmt: skip
+        self.manifest, self._stored = manifest, data
 
     def _merge(self) -> None:
         """Merge small shards into larger ones: new files first, then the manifest, then the old files go."""
@@ -371,16 +418,29 @@ class TraceWriter:
             ]
             new += self._write_shards({group[0].table: pa.concat_tables(parts).unify_dictionaries()})
         self._commit(self.manifest, [shard for shard in self.manifest.shards if shard.name not in old] + new)
-        self._remove_leftovers()
+        self._remove(old)
 
-    def _remove_leftovers(self) -> None:
-        """Remove temporary files and shards that the manifest does not name."""
+    def _leftovers(self) -> list[str]:
+        """Return the names of temporary files and of shards that the manifest does not name."""
         named = {shard.name for shard in self.manifest.shards}
-        with _os_errors(self.path):
-            for name in os.listdir(self.path):
-                left = TEMPORARY.fullmatch(name) or (SHARD_NAME.fullmatch(name) and name not in named)
-                if left and (os.path.islink(self.path / name) or not os.path.isdir(self.path / name)):
-                    (self.path / name).unlink(missing_ok=True)
+        with os_errors(self.path):
+            names = names_in(self.path)
+        return [
+            name for name in names if TEMPORARY.fullmatch(name) or (SHARD_NAME.fullmatch(name) and name not in named)
+        ]
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Remove files; a directory of such a name stays."""
+        with os_errors(self.path):
+            for name in names:
+                file = self.path / name
+                if is_remote(file) or file.is_symlink() or not file.is_dir():
+                    file.unlink(missing_ok=True)
+
+
+def without_mark(manifest: Manifest) -> Manifest:
+    """Return a manifest that names no writer."""
+    return manifest.replace(notes={key: value for key, value in manifest.notes.items() if key != WRITER})
 
 
 def _rows_of(trace: Trace, request_id: str) -> dict[str, pa.Table]:
@@ -430,8 +490,8 @@ def write_table(table: pa.Table, file: Path, metadata: dict[str, Any]) -> None:
     sink = pa.BufferOutputStream()
     merged = {**(table.schema.metadata or {}), **text}
     pq.write_table(table.replace_schema_metadata(merged), sink, compression="zstd")
-    with _os_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with os_errors(file):
+        make_folder(file.parent)
         write_atomically(file, memoryview(sink.getvalue()))
 
 
@@ -459,13 +519,13 @@ def write_frame(frame: pl.DataFrame, file: Path, metadata: dict[str, Any]) -> No
 
     lists = [name for name, kind in frame.schema.items() if isinstance(kind, pl.List)]
     flat = frame.with_columns(pl.col(name).cast(pl.List(pl.String)).list.join(" ") for name in lists)
-    with _os_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with os_errors(file):
+        make_folder(file.parent)
         write_atomically(file, flat.write_csv().encode())
 
 
 @contextlib.contextmanager
-def _os_errors(where: Path) -> Iterator[None]:
+def os_errors(where: Path) -> Iterator[None]:
     """Turn an error of the operating system into one clear error."""
     try:
         yield
@@ -475,15 +535,23 @@ def _os_errors(where: Path) -> Iterator[None]:
                 "no space left on the disk", where=str(where), fix="free some space, then continue with --resume"
             ) from None
         raise TraceError(f"cannot be written: {error.strerror or error}", where=str(where)) from None
+    except AsdsimError:
+        raise
+    except Exception as error:
+        if not reason_of(error):
+            raise
+        raise TraceError(f"cannot be written: {reason_of(error)}", where=str(where)) from None
 
 
 def lock_directory(folder: Path) -> int | None:
     """Lock the directory for one writer; the system releases the lock when the process ends, however it ends."""
+    if is_remote(folder):
+        return None
     try:
         import fcntl
     except ImportError:
         return None
-    with _os_errors(folder):
+    with os_errors(folder):
         handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -528,11 +596,8 @@ def store_vocabulary(writer: TraceWriter, vocabulary: Vocabulary) -> None:
     entry: dict[str, Any] = {"file": name, "tokens": len(vocabulary), "bytes": len(data), "sha256": checksum}
     if writer.manifest.notes.get(VOCABULARY) == entry:
         return
-    try:
+    with os_errors(writer.path / name):
+        before = [other for other in names_in(writer.path) if NAME.fullmatch(other) and other != name]
         write_atomically(writer.path / name, data)
-    except OSError as error:
-        raise TraceError(f"cannot be written: {error.strerror or error}", where=str(writer.path / name)) from None
     writer.update_manifest(notes={**writer.manifest.notes, VOCABULARY: entry})
-    for file in writer.path.iterdir():
-        if NAME.fullmatch(file.name) and file.name != name:
-            file.unlink(missing_ok=True)
+    writer._remove(before)

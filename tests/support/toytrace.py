@@ -226,7 +226,7 @@ def write_toy_trace(
     """
     requests = toy_requests(model, count, limit, empty)
     content = [(request, model.decode(request)) for request in requests]
-    writer = TraceWriter.create(Path(path), toy_manifest(model, max_new_tokens=limit))
+    writer = TraceWriter.create(path, toy_manifest(model, max_new_tokens=limit))
     each = -(-count // shards)
     for index, (request, steps) in enumerate(content):
         writer.add_request(request, steps)
