@@ -89,7 +89,7 @@ def cover_with(
     from ..trace.reader import read_trace
 
     trace = read_trace(writer.path, verify=False)
-    if grid.layout.width:
+    if grid.layout.width > 0:
         trace.check_length(grid.layout.width)
     manifest = writer.manifest
     recorder = recorder_of(manifest)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -50,6 +50,27 @@ class Outcome:
     spent: float = 0.0
     relaxed: int = 0
     left: int = 0
+
+
+def confident_length(logprobs: Sequence[float], tau: float, stop: str) -> int:
+    """Return how many draft tokens are verified where a drafter stops under a probability of tau.
+
+    ``after`` keeps the token that the drafter doubts, ``before`` drops it, ``product`` drops the first token at which
+    the probability of all the block so far is below tau. ``logprobs`` are the drafter's, in nats.
+    """
+    together = 0.0
+    for i, logprob in enumerate(logprobs):
+        together = together + logprob
+        if (together if stop == "product" else logprob) < math.log(tau):
+            return i + 1 if stop == "after" else i
+    return len(logprobs)
+
+
+def cut(block: Block, width: int) -> Block:
+    """Return a block of the first draft tokens, and the target's choices at and behind them."""
+    return replace(
+        block, draft=block.draft[:width], choice=block.choice[: width + 1], regret=block.regret[:width]
+    )
 
 
 def relaxed_positions(block: Block, length: int, semantics: str = "paper") -> list[int]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..errors import UsageError, unknown_name
 from . import get_rule
 from .asd import JUDGES, Reading
-from .scoring import DEFAULT, LEDGERS, Layout
+from .scoring import DEFAULT, LEDGERS, Layout, shown
 from .spec import Value
 
 MAX_SETTINGS = 20_000_000
@@ -93,16 +93,19 @@ class Policy:
         return Reading(self.semantics, self.ledger)
 
     def __str__(self) -> str:
-        cut = f" K={self.layout.width}" if self.layout.width else ""
-        return self.label or f"B={self.budget:g} g={self.gate:g} M={self.cap:g}{cut}"
+        parts = [f"B={self.budget:g} g={self.gate:g} M={self.cap:g}", *shown(self.layout.cuts)]
+        return self.label or " ".join(parts)
 
 
 SEMANTICS = {"paper": "suffix", "core": "suffix", "dspark": "normalised", "lightllm": "suffix"}
 """Readings of ASD, and the value scheme of each."""
 
 
-def layout_of(semantics: str, *, regret: str = "logit", value: str = "", K: int = 0) -> Layout:
-    """Return how a reading of ASD lays out its mismatches, in blocks cut to K draft tokens (0: whole ones).
+def layout_of(
+    semantics: str, *, regret: str = "logit", value: str = "", K: int = 0, draft_threshold: float = 0.0,
+    draft_stop: str = "after",
+) -> Layout:  # fmt: skip
+    """Return how a reading of ASD lays out its mismatches, in blocks cut to K draft tokens and by a threshold (0: not).
 
     Raises
     ------
@@ -112,7 +115,10 @@ def layout_of(semantics: str, *, regret: str = "logit", value: str = "", K: int 
     if semantics not in SEMANTICS:
         raise unknown_name("semantics", semantics, list(SEMANTICS))
     mismatch = "regret" if semantics == "lightllm" else "id"
-    return Layout(regret=regret, value=value or SEMANTICS[semantics], mismatch=mismatch, width=K)
+    return Layout(
+        regret=regret, value=value or SEMANTICS[semantics], mismatch=mismatch, width=K, threshold=draft_threshold,
+        stop=draft_stop,
+    )  # fmt: skip
 
 
 STRICT = Policy(0.0, 0.0, 0.0)
@@ -149,6 +155,17 @@ def parse_lengths(text: str) -> list[int]:
         if not (length >= 1 and float(length).is_integer()):
             raise UsageError(f"K={length:g} is no draft length", fix="give whole numbers from 1 on, such as 3 or 1:7")
     return [int(length) for length in lengths]
+
+
+def parse_thresholds(text: str, stop: str = "after") -> list[float]:
+    """Read thresholds on the drafter's probability: ``"0,.3,.5"`` or ``"0:.8:.2"``.
+
+    Raises
+    ------
+    UsageError
+        On anything but probabilities, or an unknown ``stop``.
+    """
+    return [Layout(threshold=tau, stop=stop).threshold for tau in unfold("draft-threshold", text)]
 
 
 def unfold(name: str, text: str) -> list[float]:
@@ -282,8 +299,9 @@ class Grid:
         if self.params:
             return " ".join(f"{name}={_short(value)}" for name, value in self.params[index].items() if value != -1.0)
         varied = {"regret": (self.layout.regret, "logit"), "value": (self.layout.value, SEMANTICS[self.semantics]),
-                  "ledger": (self.ledger, "request"), "K": (self.layout.width, 0)}  # fmt: skip
-        return " ".join(f"{name}={value}" for name, (value, usual) in varied.items() if value != usual)
+                  "ledger": (self.ledger, "request")}  # fmt: skip
+        told = [f"{name}={value}" for name, (value, usual) in varied.items() if value != usual]
+        return " ".join([*told, *shown(self.layout.cuts)])
 
     @classmethod
     def product(
@@ -298,6 +316,8 @@ class Grid:
         ledger: str = "request",
         gate: bool = True,
         K: int = 0,
+        draft_threshold: float = 0.0,
+        draft_stop: str = "after",
     ) -> Grid:
         """Return every combination, B outermost and M innermost.
 
@@ -314,13 +334,18 @@ class Grid:
         K : int
             Cut every block to its first K draft tokens, as a drafter that proposes K would; 0 takes whole blocks. The
             value of a position is that of the shorter block: K - i for ASD.
+        draft_threshold, draft_stop : float, str
+            Cut every block where the drafter's probability falls below tau; see :data:`asdsim.rules.scoring.STOP_TEXT`
+            and :func:`asdsim.rules.scoring.draft_lengths`. K is then the length of the cut block.
 
         Raises
         ------
         UsageError
             On an invalid value, or an unknown name.
         """
-        layout = layout_of(semantics, regret=regret, value=value, K=K)
+        layout = layout_of(
+            semantics, regret=regret, value=value, K=K, draft_threshold=draft_threshold, draft_stop=draft_stop
+        )
         if ledger not in LEDGERS:
             raise unknown_name("ledger", ledger, list(LEDGERS))
         kept = "block" if ledger == "block" else "request"
