@@ -317,7 +317,8 @@ def verified_length(layout: Layout, proposal: Proposal, where: str) -> int:
         return int(draft_lengths(layout, [len(proposal.ids)], logprobs)[0])
     except ValueError:
         raise CaptureError(
-            "a draft threshold needs the drafter's probabilities, and this drafter has none", where=where,
+            "a draft threshold needs the drafter's probabilities, and this drafter has none",
+            where=where,
             fix="leave --draft-threshold out, or use a drafter that has a distribution",
         ) from None
 

@@ -121,9 +121,7 @@ def compare(case: Case, tokens: Sequence[int], steps: Sequence[StepRecord], thre
 def _held(layout: Layout, recorded: StepRecord) -> int:
     """Return how many draft tokens of a recorded step the layout verifies."""
     logprobs = recorded.draft_logprobs
-    return int(
-        draft_lengths(layout, [recorded.num_draft_tokens], None if logprobs is None else logprobs[None])[0]
-    )
+    return int(draft_lengths(layout, [recorded.num_draft_tokens], None if logprobs is None else logprobs[None])[0])
 
 
 def _length_margin(layout: Layout, recorded: StepRecord, shorter: int) -> float:

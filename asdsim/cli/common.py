@@ -206,7 +206,21 @@ def _vary(varied: dict[str, Any]) -> None:
     Grid.product(0, 0, 0, **varied)
 
 
-RULE_FLAGS = ("B", "g", "M", "K", "draft_threshold", "draft_stop", "rule", "param", "semantics", "regret", "value", "ledger", "no_gate")
+RULE_FLAGS = (
+    "B",
+    "g",
+    "M",
+    "K",
+    "draft_threshold",
+    "draft_stop",
+    "rule",
+    "param",
+    "semantics",
+    "regret",
+    "value",
+    "ledger",
+    "no_gate",
+)
 
 
 def rule_flags(exact: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -136,7 +136,9 @@ DEFAULT = Layout()
 def shown(cuts: dict[str, int | float | str]) -> list[str]:
     """Return what cuts blocks as people write it: ``K=3``, ``draft-threshold=0.4``."""
     return [
-        f"{name.replace('_', '-')}={value:g}" if isinstance(value, (int, float)) else f"{name.replace('_', '-')}={value}"
+        f"{name.replace('_', '-')}={value:g}"
+        if isinstance(value, (int, float))
+        else f"{name.replace('_', '-')}={value}"
         for name, value in cuts.items()
     ]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, DecimalException, InvalidOperation
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -166,6 +166,91 @@ def parse_thresholds(text: str, stop: str = "after") -> list[float]:
         On anything but probabilities, or an unknown ``stop``.
     """
     return [Layout(threshold=tau, stop=stop).threshold for tau in unfold("draft-threshold", text)]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Draft length by batch: the requests that share a step choose its K.
+
+    Attributes
+    ----------
+    ranges : tuple of (int, int)
+        First batch and K of each range, ascending from batch 1. A range ends where the next one begins, and the last
+        one never; K = 0 does not speculate.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        first = [batch for batch, _ in self.ranges]
+        if not first or first[0] != 1 or any(later <= batch for batch, later in pairwise(first)):
+            raise UsageError(
+                f"ranges of batches begin at {first}", fix="let the first begin at 1, and each behind the one before"
+            )
+        if any(K < 0 for _, K in self.ranges):
+            raise UsageError("a draft length by batch is negative", fix="give whole numbers; 0 does not speculate")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Every K of the table once, ascending."""
+        return tuple(sorted({K for _, K in self.ranges}))
+
+    def at(self, batch: int) -> int:
+        """Return the K of a batch."""
+        return next(K for first, K in reversed(self.ranges) if first <= batch)
+
+    def rows(self, largest: int) -> list[list[int]]:
+        """Return [first batch, last batch, K] of each range up to a largest batch.
+
+        As vLLM takes it for ``num_speculative_tokens_per_batch_size``.
+        """
+        ends = [*(first - 1 for first, _ in self.ranges[1:]), largest]
+        return [
+            [first, min(last, largest), K]
+            for (first, K), last in zip(self.ranges, ends, strict=True) if first <= largest
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        ends = [*(str(first - 1) for first, _ in self.ranges[1:]), ""]
+        return ",".join(f"{first}-{last}:{K}" for (first, K), last in zip(self.ranges, ends, strict=True))
+
+
+def schedule_of(rows: Sequence[Sequence[int]]) -> Schedule:
+    """Read rows of [first batch, last batch, K] as vLLM does: a gap belongs to the range before it.
+
+    Raises
+    ------
+    UsageError
+        Where ranges overlap, are not in order or do not begin at 1.
+    """
+    for row in rows:
+        if len(row) != 3 or row[0] > row[1]:
+            raise UsageError(f"{list(row)} is not [first batch, last batch, K]")
+    for (_, last, _), (first, _, _) in pairwise(rows):
+        if first <= last:
+            raise UsageError(f"batch {first} is in two ranges", fix="let each range begin behind the one before")
+    return Schedule(tuple((int(row[0]), int(row[2])) for row in rows))
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Read draft lengths by batch: ``"1-4:5,5-16:3,17-:1"``; ``"8:2"`` is batch 8 alone, up to the next range.
+
+    Raises
+    ------
+    UsageError
+        On anything else, and as :func:`schedule_of`.
+    """
+    rows = []
+    for item in text.split(","):
+        batches, _, K = item.strip().partition(":")
+        first, dash, last = batches.partition("-")
+        words = (first, last or (first if not dash else str(2**31)), K)
+        if not all(word.strip().isdecimal() for word in words):
+            raise UsageError(
+                f"K by batch: {item!r} is not a range of batches", fix="write for example 1-4:5,5-16:3,17-:1"
+            )
+        rows.append([int(word) for word in words])
+    return schedule_of(rows)
 
 
 def unfold(name: str, text: str) -> list[float]:

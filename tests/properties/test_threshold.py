@@ -28,9 +28,7 @@ TAUS = st.sampled_from([0.0, 0.125, 0.25, 0.375, 0.5, 1.0])  # some are the very
 def worlds(draw):
     """Draw target, drafter, requests, K and a grid under a threshold."""
     target = ToyTarget(draw(st.integers(0, 2**20)), draw(st.integers(8, 30)), draw(st.sampled_from([0.125, 0.5])))
-    drafter = ToyDrafter(
-        target, draw(st.sampled_from([0.4, 0.8])), draw(st.sampled_from([(), (0, 1, 3)])), doubts=True
-    )
+    drafter = ToyDrafter(target, draw(st.sampled_from([0.4, 0.8])), draw(st.sampled_from([(), (0, 1, 3)])), doubts=True)
     requests = [
         RequestRecord(f"toy/{n}", "toy", (n + 1, 3), "", None, draw(st.integers(1, 12)), target.eos_ids, stop)
         for n, stop in enumerate(draw(st.lists(st.sampled_from(["natural", "fixed"]), min_size=1, max_size=2)))
