@@ -235,8 +235,8 @@ def rule_flags(exact: bool = False) -> Callable[[Callable[..., Any]], Callable[.
             click.option("--M", "M", metavar="LIST", help="Cap on relaxed tokens per block."),
             click.option("--K", "K", metavar="LIST", help="Draft lengths to cut the recorded blocks to, such as 3 or "
                          "1:7; rule truncate takes -p K=LIST.  [default: whole blocks]"),
-            click.option("--draft-threshold", metavar="LIST", help="asd: cut a block where the drafter's probability of "
-                         "a token falls below this; 0 never.  [default: 0]"),
+            click.option("--draft-threshold", metavar="LIST", help="asd: cut a block where the drafter's probability "
+                         "of a token falls below this; 0 never.  [default: 0]"),
             click.option("--draft-stop", default="after", show_default=True, help="after: that token is the last one "
                          "verified; before: it is dropped; product: as before, with the product over the block."),
             click.option("--rule", default="asd", show_default=True, help="Acceptance rule; see asdsim rules."),

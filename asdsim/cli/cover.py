@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 @json_option
 @config_option
 def command(
-    trace: Path, grids: list[Grid], table: str | None, max_steps: int | None, max_minutes: float | None, batch: int, group: int,
-    kv_gb: float, faithful: bool, target: str | None, drafter: str | None, offline: bool, as_json: bool,
+    trace: Path, grids: list[Grid], table: str | None, max_steps: int | None, max_minutes: float | None, batch: int,
+    group: int, kv_gb: float, faithful: bool, target: str | None, drafter: str | None, offline: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Complete TRACE for a grid: run the model at just the prefixes that the grid needs and the trace lacks.
 
@@ -87,8 +87,8 @@ def command(
 
         progress = cover_trace(
             trace, grids, max_steps=max_steps, max_minutes=max_minutes, batch=batch, group=group,
-            kv_bytes=int(kv_gb * 2**30), faithful=faithful, by_batch=by_batch, target=target, drafter=drafter, offline=offline,
-            report=report,
+            kv_bytes=int(kv_gb * 2**30), faithful=faithful, by_batch=by_batch, target=target, drafter=drafter,
+            offline=offline, report=report,
         )  # fmt: skip
     row = {
         "settings": sum(map(len, grids)),

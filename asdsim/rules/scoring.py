@@ -110,7 +110,7 @@ class Layout:
 
     @property
     def cuts(self) -> dict[str, int | float | str]:
-        """What cuts blocks short, by the names of :meth:`asdsim.rules.settings.Grid.product`; empty for whole blocks."""
+        """What cuts blocks short, named as :meth:`asdsim.rules.settings.Grid.product` does; empty for whole blocks."""
         found: dict[str, int | float | str] = {"K": max(self.width, 0)} if self.width else {}
         if self.threshold:
             found["draft_threshold"] = self.threshold

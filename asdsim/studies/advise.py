@@ -262,10 +262,9 @@ def by_batch_of(trace: Trace, grids: Sequence[Grid], schedules: Sequence[Schedul
                 left_out += 1
                 continue
             name = AS_CAPTURED if policy == STRICT else setting_name(part)
-            made.append(
-                Candidate(f"{name}, K by batch {schedule}", part, max(schedule.lengths), np.zeros(0, np.int64), schedule,
-                          ladder)
-            )  # fmt: skip
+            none = np.zeros(0, np.int64)
+            name = f"{name}, K by batch {schedule}"
+            made.append(Candidate(name, part, max(schedule.lengths), none, schedule, ladder))
     return made, left_out
 
 

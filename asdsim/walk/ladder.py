@@ -1,7 +1,7 @@
 """A trace laid out at several draft lengths at once: one rung for each.
 
 A step belongs to a token prefix, whatever its draft length, so all rungs have the same steps and a walk may change the
-rung at every step. Row ``n * base + s`` is step s on rung n; an edge leads to a step, and whoever walks picks the rung::
+rung at every step. Row ``n * base + s`` is step s on rung n; an edge leads to a step, and who walks picks the rung::
 
     K = 5   [ step 0 ][ step 1 ][ step 2 ] ..      rows 0 .. base - 1
     K = 1   [ step 0 ][ step 1 ][ step 2 ] ..      rows base .. 2 base - 1

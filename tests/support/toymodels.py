@@ -42,8 +42,8 @@ class _Scores(TargetSession):
 class ToyDrafter(Drafter):
     """Agrees with the target with a set probability; K fixed, or varying with the prefix.
 
-    With ``doubts`` it has probabilities, multiples of 1/8, and with ``tau`` it stops by itself as Transformers' assistant
-    does: behind the first token of a smaller probability.
+    With ``doubts`` it has probabilities, multiples of 1/8, and with ``tau`` it stops by itself as Transformers'
+    assistant does: behind the first token of a smaller probability.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Draft length by batch: compiled, plain Python, the oracle in a plain loop, and live decoding of real batches agree."""
+"""Draft length by batch: compiled, plain Python, the oracle in a plain loop and live decoding of batches agree."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from asdsim.capture.loop import verified_length
 from asdsim.capture.verify import _held, _length_margin
 from asdsim.engines.protocol import Proposal
 from asdsim.errors import CaptureError, TraceError, UsageError
+from asdsim.files import Fields
 from asdsim.oracle.walk import confident_length
 from asdsim.rules.frozen import asd_setting
-from asdsim.files import Fields
 from asdsim.rules.scoring import NO_DRAFT, STOPS, Layout, draft_lengths
 from asdsim.rules.settings import Grid, parse_thresholds
 from asdsim.studies.frozen import how_to_cover, setting_record
