@@ -373,6 +373,8 @@ def replay(
     ledger: str = "request",
     gate: bool = True,
     K: Any = 0,
+    draft_threshold: float = 0.0,
+    draft_stop: str = "after",
     off_trace: str | None = None,
     device: str = "auto",
     threads: int = 0,
@@ -394,7 +396,7 @@ def replay(
         ``asd``, or a name in :data:`asdsim.rules.NAMES`.
     semantics : str
         Which reading of ASD.
-    regret, value, ledger, gate, K
+    regret, value, ledger, gate, K, draft_threshold, draft_stop
         Variations of ASD, see :meth:`asdsim.rules.settings.Grid.product`.
     **params
         Parameters of another rule, such as ``theta=[.8, .9]``; only its knob may take several values (see
@@ -427,7 +429,8 @@ def replay(
     if rule == "asd":
         if params:
             raise UsageError(f"rule asd has no parameter {next(iter(params))}", fix="its parameters are B, g and M")
-        varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger, "gate": gate, "K": K}
+        varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger, "gate": gate, "K": K,
+                                  "draft_threshold": draft_threshold, "draft_stop": draft_stop}  # fmt: skip
         if B is None and g is None and M is None:
             trace = trace if isinstance(trace, Trace) else load(trace)
             grid, mode = default_settings(trace, semantics=semantics, **varied)
@@ -492,8 +495,8 @@ def replay_grid(
         return walk_on(grid.layout, part)
 
     # Settings that cut blocks are compared with strict matching on whole ones.
-    whole = replace(grid.layout, width=0) if grid.layout.rule == "asd" else DEFAULT
-    strict = walk_on(whole, grid.strict) if grid.layout.width else None
+    whole = grid.layout.whole if grid.layout.rule == "asd" else DEFAULT
+    strict = walk_on(whole, grid.strict) if grid.layout.cuts else None
     if not mode.has_walks:
         figures = _pooled_figures(graph, grid, strict or walk(grid.strict), chosen, threads, progress)
     elif chosen in ("reference", "python"):
@@ -645,10 +648,11 @@ def reference_blocks(trace: Trace, layout: Layout = DEFAULT) -> Iterator[dict[tu
                 block.cost = [math.exp(z1 - lse) - math.exp(z - lse) for z1, z, lse in pairs]
             if layout.rule != "asd":
                 block.rows = _reference_rows(step, request.request_id, dict(layout.params))
-            width = layout.width or step.num_draft_tokens
-            blocks[prefix] = replace(
-                block, draft=block.draft[:width], choice=block.choice[: width + 1], regret=block.regret[:width]
-            )
+            width = min(max(layout.width, 0), step.num_draft_tokens) if layout.width else step.num_draft_tokens
+            if layout.threshold and step.draft_logprobs is not None:
+                doubts = step.draft_logprobs[:width].astype(np.float64).tolist()
+                width = reference.confident_length(doubts, layout.threshold, layout.stop)
+            blocks[prefix] = reference.cut(block, width)
         yield blocks
 
 

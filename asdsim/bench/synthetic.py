@@ -51,6 +51,7 @@ def synthetic_graph(requests: int, steps: int, width: int, seed: int = 0) -> Gra
         limit=np.full(requests, steps * (width + 1) + width + 2, np.int32),
         step_request=np.repeat(np.arange(requests, dtype=np.int32), steps),
         drafted=np.full(number, width, np.int32),
+        proposed=np.full(number, width, np.int32),
         start=start.ravel().astype(np.int32),
         mm_ptr=mm_ptr,
         mm_pos=position.astype(np.int32),

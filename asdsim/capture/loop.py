@@ -12,11 +12,13 @@ from math import isfinite
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from ..engines.protocol import Drafter, Proposal, Target
 from ..errors import CaptureError
 from ..records import NO_PARENT, RequestRecord, StepRecord
 from ..rules.asd import ACCEPT, GATE, accept, decide, settle_of
-from ..rules.scoring import DEFAULT, lay_block
+from ..rules.scoring import DEFAULT, Layout, draft_lengths, lay_block
 from ..rules.settings import Policy
 from .record import Recorder, Scan, check_ids, scan
 
@@ -266,9 +268,10 @@ def decode(
             verifying.states(prefix[:-1])
             target.synchronize()
         t0 = perf_counter()
-        proposal = cut(drafting.propose(prefix, num_draft_tokens), policy.layout.width)
+        proposal = drafting.propose(prefix, num_draft_tokens)
         t1 = perf_counter()
         check_proposal(proposal, num_draft_tokens, target.vocab_size, where)
+        proposal = cut(proposal, verified_length(policy.layout, proposal, where))
         t2 = perf_counter()
         logits = verifying.score(prefix, proposal.ids)
         target.synchronize()
@@ -301,9 +304,28 @@ def recorder_for(policy: Policy, recorder: Recorder | None) -> Recorder:
     return replace(base, divergences=(*base.divergences, str(kind)))
 
 
+def verified_length(layout: Layout, proposal: Proposal, where: str) -> int:
+    """Return how many tokens of a proposal are verified; a drafter that stopped there by itself changes nothing.
+
+    Raises
+    ------
+    CaptureError
+        Under a threshold, where the drafter has no probabilities.
+    """
+    logprobs = None if proposal.logprobs is None else np.asarray(proposal.logprobs)[None]
+    try:
+        return int(draft_lengths(layout, [len(proposal.ids)], logprobs)[0])
+    except ValueError:
+        raise CaptureError(
+            "a draft threshold needs the drafter's probabilities, and this drafter has none",
+            where=where,
+            fix="leave --draft-threshold out, or use a drafter that has a distribution",
+        ) from None
+
+
 def cut(proposal: Proposal, width: int) -> Proposal:
-    """Return the first ``width`` tokens of a proposal, all of it for 0."""
-    if not width or len(proposal.ids) <= width:
+    """Return the first ``width`` tokens of a proposal."""
+    if len(proposal.ids) <= width:
         return proposal
     rows = [part if part is None else part[:width] for part in (proposal.logprobs, proposal.logits)]
     return Proposal(proposal.ids[:width], *rows)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..engines.protocol import Drafter, Target
 from ..records import RequestRecord, StepRecord
+from ..rules.scoring import Layout, confidences, draft_lengths
 from ..rules.settings import Policy
 from ..trace.tokens import first_difference
 from .loop import decode
@@ -47,7 +49,8 @@ class Difference:
         ``draft`` (another draft token), ``choice`` (the target chose another token), ``decision`` (the rule decided
         otherwise on the same tokens) or ``none`` (no step differs: the walk itself is wrong).
     margin : float
-        How close the two alternatives were, in logits (log-probability of the drafter for ``draft``; for ``decision``
+        How close the two alternatives were, in logits (log-probability of the drafter for ``draft``: between two
+        tokens, or to the threshold where one run drafted on; for ``decision``
         the unit of the regret, so a difference of probabilities under ``regret="probability"``).
     near_tie : bool
         Whether the margin is under the threshold.
@@ -91,11 +94,9 @@ def compare(case: Case, tokens: Sequence[int], steps: Sequence[StepRecord], thre
         width = min(recorded.num_draft_tokens, again.num_draft_tokens)
         drafts = [i for i in range(width) if recorded.draft_ids[i] != again.draft_ids[i]]
         first_draft = drafts[0] if drafts else width
-        held = recorded.num_draft_tokens
-        if case.policy.layout.width:
-            held = min(held, case.policy.layout.width)
+        held = _held(case.policy.layout, recorded)
         if held != again.num_draft_tokens and not drafts:
-            cause, margin = "draft", float("inf")
+            cause, margin = "draft", _length_margin(case.policy.layout, recorded, min(held, again.num_draft_tokens))
             break
         rows = range(min(first_draft, width) + 1)
         choices = [i for i in rows if recorded.argmax_ids[i] != again.argmax_ids[i]]
@@ -115,6 +116,21 @@ def compare(case: Case, tokens: Sequence[int], steps: Sequence[StepRecord], thre
         walked[position] if position < len(walked) else None, live[position] if position < len(live) else None,
         step_id, cause, margin, margin < threshold,
     )  # fmt: skip
+
+
+def _held(layout: Layout, recorded: StepRecord) -> int:
+    """Return how many draft tokens of a recorded step the layout verifies."""
+    logprobs = recorded.draft_logprobs
+    return int(draft_lengths(layout, [recorded.num_draft_tokens], None if logprobs is None else logprobs[None])[0])
+
+
+def _length_margin(layout: Layout, recorded: StepRecord, shorter: int) -> float:
+    """Return how far the drafter's confidence was from the threshold where one of two runs cut; inf without one."""
+    if not layout.threshold or recorded.draft_logprobs is None:
+        return float("inf")
+    at = shorter - (layout.stop == "after")
+    value = confidences(layout, recorded.draft_logprobs[None])[0]
+    return abs(float(value[at]) - math.log(layout.threshold)) if 0 <= at < len(value) else float("inf")
 
 
 def _choice_margin(recorded: StepRecord, again: StepRecord, row: int) -> float:

@@ -46,6 +46,8 @@ def _batches(text: str) -> list[int]:
 @click.command("advise")
 @click.argument("trace", type=TracePath())
 @rule_flags()
+@click.option("--K-by-batch", "tables", multiple=True, metavar="TABLE", help="Let the batch choose the draft length, "
+              "such as 1-4:5,5-16:3,17-:0 (0 does not speculate); may be given several times.")  # fmt: skip
 @click.option("--batch", "sizes", default="1,2,4,8,16,32,64", show_default=True, metavar="LIST",
               help="Requests served together at most.")  # fmt: skip
 @cost_option
@@ -64,7 +66,7 @@ def _batches(text: str) -> list[int]:
 @json_option
 @config_option
 def command(
-    trace: Path, sizes: str, cost: str, cost_error: float, rate: float | None, chunk: int,
+    trace: Path, tables: tuple[str, ...], sizes: str, cost: str, cost_error: float, rate: float | None, chunk: int,
     max_regret_per_token: float | None, max_divergence: float | None, max_length_change: float | None, resamples: int,
     seed: int, output: Path | None, as_json: bool, **asked: Any,
 ) -> None:  # fmt: skip
@@ -74,11 +76,17 @@ def command(
     those that the trace is covered for, of every draft length), strict matching and the target alone. Speed comes from
     --cost, which has to know batches: a table of measured passes, or a roofline. A static engine is modelled: a batch
     that is refilled from a queue, no routing and no preemption.
+
+    With --K-by-batch every setting takes part under that table as well: the requests that share a step choose its draft
+    length, block by block. asdsim cover TRACE .. --K-by-batch TABLE makes that exact.
     """
     if resamples < 2 or chunk < 0 or seed < 0:
         raise UsageError("--resamples is below 2, or --chunk or --seed negative")
+    from ..rules.settings import parse_schedule
+
     batches = _batches(sizes)
     grids = grids_of(False, **{name: asked[name] for name in RULE_FLAGS})
+    schedules = [parse_schedule(table) for table in tables]
     if cost == "none":
         raise UsageError("advice needs step times", fix="give --cost FILE or --cost roofline:..")
     from .. import result as api
@@ -91,7 +99,8 @@ def command(
     limits = Limits(max_regret_per_token, max_divergence, max_length_change)
     with progress_bar(len(set(batches)), "advise", "batch") as bar:
         found = advise(
-            source, _covered(source) if grids is None else grids, model, batches, limits=limits,
+            source, _covered(source) if grids is None else grids, model, batches, schedules=schedules,
+            limits=limits,
             load=Load(rate, chunk, seed), cost_error=cost_error / 100, resamples=resamples, progress=bar.update,
         )  # fmt: skip
     record = as_record(found, model)

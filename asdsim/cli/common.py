@@ -199,7 +199,7 @@ def rule_options(
                 given["upper"] = upper = problems.check(_upper, chosen["B"], chosen["ledger"])
                 if upper is not None and chosen["rule"] == "asd":
                     chosen["B"] = "0"
-            axes = any(chosen[name] is not None for name in ("B", "g", "M", "K"))
+            axes = any(chosen[name] is not None for name in ("B", "g", "M", "K", "draft_threshold"))
             if exact and chosen["rule"] == "asd" and not axes and not chosen["param"]:
                 grids = problems.check(_vary, varied)
             else:
@@ -221,7 +221,21 @@ def _vary(varied: dict[str, Any]) -> None:
     Grid.product(0, 0, 0, **varied)
 
 
-RULE_FLAGS = ("B", "g", "M", "K", "rule", "param", "semantics", "regret", "value", "ledger", "no_gate")
+RULE_FLAGS = (
+    "B",
+    "g",
+    "M",
+    "K",
+    "draft_threshold",
+    "draft_stop",
+    "rule",
+    "param",
+    "semantics",
+    "regret",
+    "value",
+    "ledger",
+    "no_gate",
+)
 
 
 def rule_flags(exact: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -236,6 +250,10 @@ def rule_flags(exact: bool = False) -> Callable[[Callable[..., Any]], Callable[.
             click.option("--M", "M", metavar="LIST", help="Cap on relaxed tokens per block."),
             click.option("--K", "K", metavar="LIST", help="Draft lengths to cut the recorded blocks to, such as 3 or "
                          "1:7; rule truncate takes -p K=LIST.  [default: whole blocks]"),
+            click.option("--draft-threshold", metavar="LIST", help="asd: cut a block where the drafter's probability "
+                         "of a token falls below this; 0 never.  [default: 0]"),
+            click.option("--draft-stop", default="after", show_default=True, help="after: that token is the last one "
+                         "verified; before: it is dropped; product: as before, with the product over the block."),
             click.option("--rule", default="asd", show_default=True, help="Acceptance rule; see asdsim rules."),
             click.option("-p", "--param", multiple=True, metavar="NAME=LIST",
                          help="Parameter of a rule other than asd; may be given several times."),
@@ -275,8 +293,9 @@ def _upper(B: str | None, ledger: str) -> float | None:
 
 
 def grids_of(
-    required: bool, B: str | None, g: str | None, M: str | None, K: str | None, rule: str, param: tuple[str, ...],
-    semantics: str, regret: str, value: str, ledger: str, no_gate: bool,
+    required: bool, B: str | None, g: str | None, M: str | None, K: str | None, draft_threshold: str | None,
+    draft_stop: str, rule: str, param: tuple[str, ...], semantics: str, regret: str, value: str, ledger: str,
+    no_gate: bool,
 ) -> Any:  # fmt: skip
     """Return the settings that the rule options name, a list of Grid; None where none was given nor is required.
 
@@ -286,7 +305,7 @@ def grids_of(
         On options that do not belong together, or settings that do not exist.
     """
     from ..rules import get_rule
-    from ..rules.settings import Grid, axis_values, parse_lengths, rule_grids
+    from ..rules.settings import Grid, axis_values, parse_lengths, parse_thresholds, rule_grids
 
     if rule != "asd":
         get_rule(rule)
@@ -296,16 +315,20 @@ def grids_of(
             if not equals or not text:
                 raise UsageError(f"--param {item!r} is not NAME=LIST", fix="write for example --param theta=.8,.9")
             given[name.strip()] = text.strip()
-        for name, axis in (("B", B), ("g", g), ("M", M), ("K", K)):
+        for name, axis in (("B", B), ("g", g), ("M", M), ("K", K), ("draft-threshold", draft_threshold)):
             if axis is not None:
                 raise UsageError(f"--{name} belongs to rule asd", fix=f"rule {rule} takes -p NAME=LIST")
         return rule_grids(rule, given)
     if param:
         raise UsageError("--param is for rules other than asd", fix="name one with --rule")
     varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger}
+    if draft_stop != "after" and draft_threshold is None:
+        raise UsageError("--draft-stop has no effect without a threshold", fix="give --draft-threshold as well")
     if B is None and g is None and M is None and not required:
-        usual = {"semantics": "paper", "regret": "logit", "value": "", "ledger": "request", "K": None, "no_gate": False}
-        for name, flag in (("semantics", semantics), *varied.items(), ("K", K), ("no_gate", no_gate)):
+        usual = {"semantics": "paper", "regret": "logit", "value": "", "ledger": "request", "K": None,
+                 "draft_threshold": None, "no_gate": False}  # fmt: skip
+        for name, flag in (("semantics", semantics), *varied.items(), ("K", K), ("draft_threshold", draft_threshold),
+                           ("no_gate", no_gate)):  # fmt: skip
             if flag != usual[name]:
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} has no effect without settings", fix="give --B, --g and --M as well")
@@ -321,8 +344,13 @@ def grids_of(
             problems.check(axis_values, name, axis)
     problems.check(_vary, {"semantics": semantics, **varied})
     lengths = [0] if K is None else problems.check(parse_lengths, K)
+    taus = [0.0] if draft_threshold is None else problems.check(parse_thresholds, draft_threshold, draft_stop)
     problems.end()
-    return [Grid.product(**axes, semantics=semantics, gate=not no_gate, K=length, **varied) for length in lengths]
+    return [
+        Grid.product(**axes, semantics=semantics, gate=not no_gate, K=length, draft_threshold=tau,
+                     draft_stop=draft_stop, **varied)
+        for length in lengths for tau in taus
+    ]  # fmt: skip
 
 
 def check_threads(threads: int) -> None:

@@ -13,6 +13,7 @@ from .common import OutputPath, TracePath, counted, json_option, note, print_jso
 if TYPE_CHECKING:
     from ..rules.settings import Grid
 
+RANGES = "vllm-ranges"
 NOT_REPLAYABLE = "a regret sample, not replayable: the file holds only first rejections with a positive regret"
 
 
@@ -21,8 +22,9 @@ NOT_REPLAYABLE = "a regret sample, not replayable: the file holds only first rej
 @click.option("--from", "kind", default="auto", show_default=True,
               metavar="auto|acceptance|asd-calibration|specdecode-bench", help="Format of a SOURCE file.")  # fmt: skip
 @click.option("-o", "--output", type=OutputPath(), help="File to write: .jsonl, or .parquet for regrets.")
-@click.option("--to", "engine", metavar="vllm-synthetic|sglang-sim|trtllm|aiconfigurator|dynamo",
-              help="Print, from a trace, the input of an engine's simulator mode.")  # fmt: skip
+@click.option("--to", "engine", metavar="vllm-synthetic|sglang-sim|trtllm|aiconfigurator|dynamo|inference-sim|"
+              "vllm-ranges", help="Print, from a trace, the input of a simulator or of an engine's simulator mode; "
+              "from the file of asdsim advise --json, vLLM's draft lengths by batch.")  # fmt: skip
 @rule_options(required=False)
 @json_option
 def command(
@@ -36,8 +38,11 @@ def command(
     length.
 
     With --to, print the acceptance rates that make a stock engine run as fast as under that setting, without a patch.
+    vllm-ranges takes what asdsim advise --json wrote.
     """
-    if source.is_dir():
+    if engine == RANGES:
+        payload, lines = _ranges(source, grids, output)
+    elif source.is_dir():
         payload, lines = _trace(source, grids, output, engine)
     elif engine is not None:
         raise UsageError("rates for an engine come from a trace", fix="name a trace directory")
@@ -80,11 +85,14 @@ def _trace(
 def _rates(
     engine: str, records: list[dict[str, Any]], policy: Any, output: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
-    from ..files import dump_json
     from ..formats.engines import rates_of, settings_for
 
     rates = rates_of(records)
     settings = settings_for(engine, rates)
+    if policy.layout.threshold:
+        settings["notes"].append(
+            "this setting cuts drafts by a threshold; the engine verifies whole ones, and is slower"
+        )
     payload = {
         "format": engine, "setting": str(policy), "num_spec_steps": rates.steps,
         "mean_acceptance_length": 1 + rates.accepted, "unconditional": rates.unconditional,
@@ -95,11 +103,35 @@ def _rates(
         f"{policy}: {1 + rates.accepted:.3f} tokens/step over {counted(rates.steps, 'step')}",
         "accepted up to position, of all steps:     " + " ".join(f"{rate:.3f}" for rate in rates.unconditional),
         "accepted at position, where it is reached: " + " ".join(f"{rate:.3f}" for rate in rates.conditional),
-        *(f"{name}={value}" for name, value in settings["environment"].items()),
-        *(f"{name}: {dump_json(value)}" for name, value in settings["options"].items()),
-        *(f"note: {text}" for text in settings["notes"]),
+        *_shown(settings),
     ]
     return payload, lines
+
+
+def _ranges(source: Path, grids: list[Grid] | None, output: Path | None) -> tuple[dict[str, Any], list[str]]:
+    from ..files import read_json
+    from ..formats.engines import ranges_for_vllm
+
+    if source.is_dir() or grids is not None:
+        raise UsageError(
+            "draft lengths by batch come from advice, which needs a cost",
+            fix=f"run asdsim advise TRACE --cost .. --json > advice.json, and name that file with --to {RANGES}",
+        )
+    settings = ranges_for_vllm(read_json(source), str(source))
+    payload = {"format": RANGES, **settings}
+    _write(output, [payload])
+    return payload, _shown(settings)
+
+
+def _shown(settings: dict[str, Any]) -> list[str]:
+    from ..files import dump_json
+
+    return [
+        *(f"{name}={value}" for name, value in settings["environment"].items()),
+        *(f"{name}: {value if isinstance(value, str) else dump_json(value)}"
+          for name, value in settings["options"].items()),
+        *(f"note: {text}" for text in settings["notes"]),
+    ]  # fmt: skip
 
 
 def _file(source: Path, kind: str, output: Path | None) -> tuple[dict[str, Any], list[str]]:

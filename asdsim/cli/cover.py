@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 @click.command("cover")
 @click.argument("trace", type=TracePath())
 @rule_options()
+@click.option("--K-by-batch", "table", metavar="TABLE", help="Cover every walk that a batch may choose by a table such "
+              "as 1-4:5,5-16:3,17-:0, whatever batches a request meets; for asdsim advise.")  # fmt: skip
 @click.option(
     "--max-steps", type=int, help="Compute at most this many steps, starting with those that most settings need."
 )
@@ -54,8 +56,8 @@ if TYPE_CHECKING:
 @json_option
 @config_option
 def command(
-    trace: Path, grids: list[Grid], max_steps: int | None, max_minutes: float | None, batch: int, group: int,
-    kv_gb: float, faithful: bool, target: str | None, drafter: str | None, offline: bool, as_json: bool,
+    trace: Path, grids: list[Grid], table: str | None, max_steps: int | None, max_minutes: float | None, batch: int,
+    group: int, kv_gb: float, faithful: bool, target: str | None, drafter: str | None, offline: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Complete TRACE for a grid: run the model at just the prefixes that the grid needs and the trace lacks.
 
@@ -67,7 +69,12 @@ def command(
         if value is not None and not lowest <= value < float("inf"):
             raise UsageError(f"--{flag} {value} is out of range", fix=f"give a number of at least {lowest}")
     from ..live.cover import cover_trace
+    from ..rules.settings import parse_schedule
     from ..trace.reader import load_manifest
+
+    by_batch = None if table is None else parse_schedule(table)
+    if by_batch and any(grid.layout.rule != "asd" or grid.layout.width for grid in grids):
+        raise UsageError("--K-by-batch chooses the draft length of asd", fix="leave --K and --rule out")
 
     note_planned(trace, load_manifest(trace)[0])
     with progress_bar(1, "cover", "pair") as bar:
@@ -80,8 +87,8 @@ def command(
 
         progress = cover_trace(
             trace, grids, max_steps=max_steps, max_minutes=max_minutes, batch=batch, group=group,
-            kv_bytes=int(kv_gb * 2**30), faithful=faithful, target=target, drafter=drafter, offline=offline,
-            report=report,
+            kv_bytes=int(kv_gb * 2**30), faithful=faithful, by_batch=by_batch, target=target, drafter=drafter,
+            offline=offline, report=report,
         )  # fmt: skip
     row = {
         "settings": sum(map(len, grids)),

@@ -354,7 +354,7 @@ def strict_beside(grid: Grid) -> Grid:
     another rule strict matching by token id. Both on whole blocks, even where the grid cuts them.
     """
     if grid.layout.rule == "asd":
-        return replace(grid.strict, layout=replace(grid.layout, width=0))
+        return replace(grid.strict, layout=grid.layout.whole)
     return Grid.of([STRICT])
 
 

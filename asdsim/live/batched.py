@@ -17,7 +17,7 @@ from ..engines.protocol import Proposal
 from ..errors import UsageError
 from ..records import RequestRecord
 from ..rules.scoring import DEFAULT
-from ..rules.settings import Policy
+from ..rules.settings import Policy, Schedule
 
 KV_BYTES = 4 << 30
 
@@ -52,20 +52,21 @@ class Batched:
     target, drafter : Target, Drafter
     policy : Policy
         Of ASD in the paper's layout, or strict.
-    K : int
-        Draft tokens of each step; 0 runs the target alone.
+    K : int or Schedule
+        Draft tokens of each step, or a table by which the requests that share it choose them; 0 runs the target alone.
     clock : callable
         Seconds; on a busy machine ``time.process_time`` of one thread says more than the clock on the wall.
     """
 
     def __init__(
-        self, target: Any, drafter: Any, policy: Policy, K: int, clock: Callable[[], float] = perf_counter
+        self, target: Any, drafter: Any, policy: Policy, K: int | Schedule, clock: Callable[[], float] = perf_counter
     ) -> None:
         if policy.layout != DEFAULT:
             raise UsageError(
                 f"{policy} is not decided from ids and regrets alone", fix="take a setting of ASD, whole blocks"
             )
-        self.target, self.policy, self.K, self.clock = target, policy, K, clock
+        self.target, self.policy, self.clock = target, policy, clock
+        self.schedule = K if isinstance(K, Schedule) else Schedule(((1, K),))
         self.scorer = target.pooled(KV_BYTES)
         self.proposer = drafter.pooled_beside(self.scorer, KV_BYTES)
         self.iterations: list[Iteration] = []
@@ -82,13 +83,14 @@ class Batched:
     def step(self, running: Sequence[Course]) -> None:
         """Draft, verify and decide one block of each."""
         prefixes = [course.prefix for course in running]
+        K = self.schedule.at(len(running))
         t0 = self.clock()
         blocks = [Proposal([]) for _ in running]
-        if self.K:
-            blocks = [cut(block, self.K) for block in self.proposer.propose_many(prefixes, self.K)]
+        if K:
+            blocks = [cut(block, K) for block in self.proposer.propose_many(prefixes, K)]
         t1 = self.clock()
         for course, block in zip(running, blocks, strict=True):
-            check_proposal(block, max(self.K, 1), self.target.vocab_size, f"request {course.request.request_id}")
+            check_proposal(block, max(K, 1), self.target.vocab_size, f"request {course.request.request_id}")
         t2 = self.clock()
         logits = self.scorer.score_many(prefixes, [block.ids for block in blocks])
         self.target.synchronize()

@@ -6,18 +6,21 @@ The walk knows no model and the capture knows no walk; here one is passed to the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..rules.settings import Grid
+from ..rules.settings import Grid, Schedule
 from ..trace.covered import grid_entry
-from ..trace.graph import build_graph
+from ..trace.graph import Graph, build_graph
 from ..trace.reader import load_manifest
 from ..trace.writer import TraceWriter
-from ..walk.demand import demand_of
+from ..walk.demand import Demand, demand_of
+from ..walk.ladder import demand_of_all, ladder_of
 
 if TYPE_CHECKING:
     from ..capture.cover import Progress
+    from ..records import StepTables
 
 
 def cover_trace(
@@ -30,12 +33,16 @@ def cover_trace(
     group: int = 32,
     kv_bytes: int = 2 << 30,
     faithful: bool = False,
+    by_batch: Schedule | None = None,
     target: str | None = None,
     drafter: str | None = None,
     offline: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> Progress:
     """Complete a trace directory for a grid, or several; see :func:`asdsim.capture.cover.cover`.
+
+    With ``by_batch`` for every walk that takes any draft length of the table at any step, whatever batches a request
+    meets; that takes in the walks at each one of these lengths.
 
     Raises
     ------
@@ -58,7 +65,7 @@ def cover_trace(
             done = cover_with(
                 writer, models, one, max_steps=max_steps if total is None else steps,
                 max_minutes=max_minutes if total is None else minutes, batch=batch, group=group, kv_bytes=kv_bytes,
-                faithful=faithful, report=report,
+                faithful=faithful, by_batch=by_batch, report=report,
             )  # fmt: skip
             writer.flush()
             total = done if total is None else total.then(done)
@@ -80,6 +87,7 @@ def cover_with(
     group: int = 32,
     kv_bytes: int = 2 << 30,
     faithful: bool = False,
+    by_batch: Schedule | None = None,
     report: Callable[[Progress], None] | None = None,
 ) -> Progress:
     """Do what :func:`cover_trace` does with an open writer and loaded models."""
@@ -89,8 +97,10 @@ def cover_with(
     from ..trace.reader import read_trace
 
     trace = read_trace(writer.path, verify=False)
-    if grid.layout.width:
-        trace.check_length(grid.layout.width)
+    lengths = by_batch.lengths if by_batch else (grid.layout.width,)
+    for length in lengths:
+        if length > 0:
+            trace.check_length(length)
     manifest = writer.manifest
     recorder = recorder_of(manifest)
     if faithful:
@@ -102,9 +112,16 @@ def cover_with(
     pure = faithful and (not added_before or manifest.notes.get("faithful_only") is True)
     if manifest.notes.get("faithful_only") is not pure:
         writer.update_manifest(notes={**manifest.notes, "faithful_only": pure})
+
+    def demand(graph: Any) -> Demand:
+        return demand_of_all(graph, grid) if by_batch else demand_of(graph, [grid])
+
+    def build(held: StepTables) -> Graph:
+        return ladder_of(held, grid.layout, lengths) if by_batch else build_graph(held, grid.layout)
+
     progress = cover(
         [(record, trace.steps_of(record.request_id)) for record in trace.request_records()],
-        lambda graph: demand_of(graph, [grid]),
+        demand,
         runner,
         writer.add_steps,
         settings=len(grid),
@@ -112,10 +129,11 @@ def cover_with(
         max_minutes=max_minutes,
         group=group,
         report=report,
-        build=lambda held: build_graph(held, grid.layout),
+        build=build,
     )
-    entry = grid_entry(grid, pure)
-    if progress.complete and entry not in manifest.grids:
-        writer.update_manifest(grids=[*manifest.grids, entry])
+    fixed = [replace(grid, layout=replace(grid.layout, width=length)) for length in lengths if length or not by_batch]
+    fresh = [entry for part in fixed if (entry := grid_entry(part, pure)) not in manifest.grids]
+    if progress.complete and fresh:
+        writer.update_manifest(grids=[*manifest.grids, *fresh])
     keep_vocabulary(writer, getattr(models[0], "tokenizer", None))  # a target need not have one
     return progress

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -41,7 +41,10 @@ Allows = Callable[[Block, int], bool]
 
 @dataclass
 class Outcome:
-    """What one walk did; ``left`` counts the prefixes that were needed and not captured."""
+    """What one walk did; ``left`` counts the prefixes that were needed and not captured.
+
+    ``ended`` tells whether the request came to its end.
+    """
 
     tokens: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -50,6 +53,26 @@ class Outcome:
     spent: float = 0.0
     relaxed: int = 0
     left: int = 0
+    ended: bool = False
+
+
+def confident_length(logprobs: Sequence[float], tau: float, stop: str) -> int:
+    """Return how many draft tokens are verified where a drafter stops under a probability of tau.
+
+    ``after`` keeps the token that the drafter doubts, ``before`` drops it, ``product`` drops the first token at which
+    the probability of all the block so far is below tau. ``logprobs`` are the drafter's, in nats.
+    """
+    together = 0.0
+    for i, logprob in enumerate(logprobs):
+        together = together + logprob
+        if (together if stop == "product" else logprob) < math.log(tau):
+            return i + 1 if stop == "after" else i
+    return len(logprobs)
+
+
+def cut(block: Block, width: int) -> Block:
+    """Return a block of the first draft tokens, and the target's choices at and behind them."""
+    return replace(block, draft=block.draft[:width], choice=block.choice[: width + 1], regret=block.regret[:width])
 
 
 def relaxed_positions(block: Block, length: int, semantics: str = "paper") -> list[int]:
@@ -154,6 +177,7 @@ def walk(
     ledger: str = "request",
     value: str = "",
     allows: Allows | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> Outcome:
     """Walk one request.
 
@@ -173,6 +197,8 @@ def walk(
         Reading of ASD; whether a ``request`` or a ``block`` is charged; value scheme where not the reading's own.
     allows : callable, optional
         Another rule: whether the mismatch at a position of a block may be accepted. B, g and M are then not looked at.
+    lengths : sequence of int, optional
+        Draft length of each step, as the batch of that step chose it; the walk stops behind the last one.
 
     Returns
     -------
@@ -182,7 +208,9 @@ def walk(
     out = Outcome()
     path = [block for block in blocks.values() if block.captured]
     block = blocks.get(())
-    while block is not None:
+    while block is not None and (lengths is None or len(out.accepted) < len(lengths)):
+        if lengths is not None:
+            block = cut(block, lengths[len(out.accepted)])
         before = out.spent
         known = 0.0 if ledger == "block" else before
         if allows is None:
@@ -207,6 +235,7 @@ def walk(
             reason = "gate" if allows else broken_condition(block, whole + 1, known, B, g, M, semantics, value)
             out.refused_by.append(reason)
         if ended:
+            out.ended = True
             break
         block = blocks.get(block.prefix + tuple(kept))
         if block is None:

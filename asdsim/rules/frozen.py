@@ -61,6 +61,9 @@ def asd_setting(fields: Fields) -> Grid:
     reading: dict[str, Any] = {name: fields.text(name, default) for name, default in usual.items()}
     if "K" in fields.values:
         reading["K"] = fields.whole("K")
+    if "draft_threshold" in fields.values:
+        reading["draft_threshold"] = fields.number("draft_threshold")
+        reading["draft_stop"] = fields.text("draft_stop", "after")
     try:
         return Grid.product(B, g, M, semantics, **reading)
     except UsageError as error:

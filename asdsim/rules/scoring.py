@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 REGRETS = ("logit", "probability")
 VALUES = ("suffix", "normalised", "reciprocal", "unit", "reuse")
+STOPS = ("after", "before", "product")
 MISMATCHES = ("id", "regret")
 LEDGERS = ("request", "block", "none")
 
@@ -36,6 +37,15 @@ VALUE_TEXT = {
     "unit": "1",
     "reuse": "1 + the run of exact matches that follows in the block",
 }
+
+STOP_TEXT = {
+    "after": "a token with q(x) < tau is the last one drafted, and is verified",
+    "before": "a token with q(x) < tau is not verified, nor is what follows",
+    "product": "as before, with the product of q over the block so far in place of q(x)",
+}
+
+NO_DRAFT = -1
+"""Width of a layout that verifies no draft token: every step commits the target's own next token."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -57,7 +67,11 @@ class Layout:
     mismatch : {"id", "regret"}
         Whether a draft token differs from the target's choice by its id, or only by a positive regret (ties match).
     width : int
-        Draft tokens looked at in each step; 0 takes all.
+        Draft tokens looked at in each step; 0 takes all, :data:`NO_DRAFT` none.
+    threshold : float
+        tau, the drafter's probability under which a block is cut; 0 never cuts.
+    stop : str
+        Where the threshold cuts, see :data:`STOP_TEXT`; see :func:`draft_lengths`.
     params : tuple of (name, value)
         Parameters of another rule that its scores depend on.
     """
@@ -68,32 +82,115 @@ class Layout:
     mismatch: str = "id"
     width: int = 0
     params: tuple[tuple[str, Value], ...] = ()
+    threshold: float = 0.0
+    stop: str = "after"
 
     def __post_init__(self) -> None:
         for kind, name, known in (
             ("regret", self.regret, REGRETS),
             ("value scheme", self.value, VALUES),
             ("mismatch", self.mismatch, MISMATCHES),
+            ("draft stop", self.stop, STOPS),
         ):
             if name not in known:
                 raise unknown_name(kind, name, list(known))
-        if self.width < 0:
+        if self.width < NO_DRAFT:
             raise UsageError(f"draft length {self.width} is negative")
+        if not 0.0 <= self.threshold <= 1.0:
+            raise UsageError(
+                f"draft threshold {self.threshold:g} is no probability", fix="give numbers from 0 to 1; 0 never cuts"
+            )
+        if not self.threshold:
+            object.__setattr__(self, "stop", "after")  # without a threshold, all are one layout
 
     @property
     def plain(self) -> bool:
         """Whether draft ids, choices and regrets of a block are all that it needs."""
         return self.rule == "asd" and self.regret == "logit"
 
+    @property
+    def cuts(self) -> dict[str, int | float | str]:
+        """What cuts blocks short, named as :meth:`asdsim.rules.settings.Grid.product` does; empty for whole blocks."""
+        found: dict[str, int | float | str] = {"K": max(self.width, 0)} if self.width else {}
+        if self.threshold:
+            found["draft_threshold"] = self.threshold
+        if self.stop != "after":
+            found["draft_stop"] = self.stop
+        return found
+
+    @property
+    def whole(self) -> Layout:
+        """The same on whole blocks."""
+        return replace(self, width=0, threshold=0.0)
+
     def __str__(self) -> str:
         if self.rule != "asd":
             return " ".join([self.rule, *(f"{name}={value}" for name, value in self.params)])
-        cut = f" K={self.width}" if self.width else ""
-        return f"asd regret={self.regret} value={self.value} mismatch={self.mismatch}{cut}"
+        return " ".join([f"asd regret={self.regret} value={self.value} mismatch={self.mismatch}", *shown(self.cuts)])
 
 
 DEFAULT = Layout()
 """ASD as the paper defines it."""
+
+
+def shown(cuts: dict[str, int | float | str]) -> list[str]:
+    """Return what cuts blocks as people write it: ``K=3``, ``draft-threshold=0.4``."""
+    return [
+        f"{name.replace('_', '-')}={value:g}"
+        if isinstance(value, (int, float))
+        else f"{name.replace('_', '-')}={value}"
+        for name, value in cuts.items()
+    ]
+
+
+def confidences(layout: Layout, logprobs: npt.ArrayLike) -> Floats:
+    """Return what a layout compares with log tau: log q of each draft token, or its running sum over the block.
+
+    Parameters
+    ----------
+    layout : Layout
+    logprobs : (S, W)
+        log q of each draft token, in nats. Sums are float64, from left to right.
+    """
+    given = np.asarray(logprobs, np.float64)
+    return np.cumsum(given, axis=1) if layout.stop == "product" else given
+
+
+def draft_lengths(layout: Layout, drafted: npt.ArrayLike, logprobs: npt.ArrayLike | None) -> npt.NDArray[np.int32]:
+    """Return how many draft tokens of each block are verified, under a layout's draft length and threshold.
+
+    Parameters
+    ----------
+    layout : Layout
+    drafted : int (S,)
+        Draft tokens of each block.
+    logprobs : (S, W) or None
+        log q of each draft token, anything behind a block's last one; read where there is a threshold.
+
+    Returns
+    -------
+    int32 (S,)
+
+    Raises
+    ------
+    ValueError
+        Under a threshold, where the drafter's probabilities are missing; its argument is the first such block.
+    """
+    length = np.asarray(drafted, np.int32)
+    if layout.width:
+        length = np.minimum(length, np.int32(max(layout.width, 0)))
+    if not layout.threshold or not length.any():
+        return length
+    if logprobs is None:
+        raise ValueError(int(np.argmax(length > 0)))
+    value = confidences(layout, logprobs)
+    inside = np.arange(value.shape[1]) < length[:, None]
+    lacking = (inside & np.isnan(value)).any(axis=1)
+    if lacking.any():
+        raise ValueError(int(np.argmax(lacking)))
+    doubted = inside & (value < math.log(layout.threshold))
+    kept = np.argmax(doubted, axis=1) + (layout.stop == "after")
+    return np.where(doubted.any(axis=1), kept, length).astype(np.int32)
 
 
 def regrets_of(best: Any, drafted: Any) -> Floats:

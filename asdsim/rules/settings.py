@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, DecimalException, InvalidOperation
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..errors import UsageError, unknown_name
 from . import get_rule
 from .asd import JUDGES, Reading
-from .scoring import DEFAULT, LEDGERS, Layout
+from .scoring import DEFAULT, LEDGERS, Layout, shown
 from .spec import Value
 
 MAX_SETTINGS = 20_000_000
@@ -93,16 +93,19 @@ class Policy:
         return Reading(self.semantics, self.ledger)
 
     def __str__(self) -> str:
-        cut = f" K={self.layout.width}" if self.layout.width else ""
-        return self.label or f"B={self.budget:g} g={self.gate:g} M={self.cap:g}{cut}"
+        parts = [f"B={self.budget:g} g={self.gate:g} M={self.cap:g}", *shown(self.layout.cuts)]
+        return self.label or " ".join(parts)
 
 
 SEMANTICS = {"paper": "suffix", "core": "suffix", "dspark": "normalised", "lightllm": "suffix"}
 """Readings of ASD, and the value scheme of each."""
 
 
-def layout_of(semantics: str, *, regret: str = "logit", value: str = "", K: int = 0) -> Layout:
-    """Return how a reading of ASD lays out its mismatches, in blocks cut to K draft tokens (0: whole ones).
+def layout_of(
+    semantics: str, *, regret: str = "logit", value: str = "", K: int = 0, draft_threshold: float = 0.0,
+    draft_stop: str = "after",
+) -> Layout:  # fmt: skip
+    """Return how a reading of ASD lays out its mismatches, in blocks cut to K draft tokens and by a threshold (0: not).
 
     Raises
     ------
@@ -112,7 +115,10 @@ def layout_of(semantics: str, *, regret: str = "logit", value: str = "", K: int 
     if semantics not in SEMANTICS:
         raise unknown_name("semantics", semantics, list(SEMANTICS))
     mismatch = "regret" if semantics == "lightllm" else "id"
-    return Layout(regret=regret, value=value or SEMANTICS[semantics], mismatch=mismatch, width=K)
+    return Layout(
+        regret=regret, value=value or SEMANTICS[semantics], mismatch=mismatch, width=K, threshold=draft_threshold,
+        stop=draft_stop,
+    )  # fmt: skip
 
 
 STRICT = Policy(0.0, 0.0, 0.0)
@@ -149,6 +155,102 @@ def parse_lengths(text: str) -> list[int]:
         if not (length >= 1 and float(length).is_integer()):
             raise UsageError(f"K={length:g} is no draft length", fix="give whole numbers from 1 on, such as 3 or 1:7")
     return [int(length) for length in lengths]
+
+
+def parse_thresholds(text: str, stop: str = "after") -> list[float]:
+    """Read thresholds on the drafter's probability: ``"0,.3,.5"`` or ``"0:.8:.2"``.
+
+    Raises
+    ------
+    UsageError
+        On anything but probabilities, or an unknown ``stop``.
+    """
+    return [Layout(threshold=tau, stop=stop).threshold for tau in unfold("draft-threshold", text)]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Draft length by batch: the requests that share a step choose its K.
+
+    Attributes
+    ----------
+    ranges : tuple of (int, int)
+        First batch and K of each range, ascending from batch 1. A range ends where the next one begins, and the last
+        one never; K = 0 does not speculate.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        first = [batch for batch, _ in self.ranges]
+        if not first or first[0] != 1 or any(later <= batch for batch, later in pairwise(first)):
+            raise UsageError(
+                f"ranges of batches begin at {first}", fix="let the first begin at 1, and each behind the one before"
+            )
+        if any(K < 0 for _, K in self.ranges):
+            raise UsageError("a draft length by batch is negative", fix="give whole numbers; 0 does not speculate")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Every K of the table once, ascending."""
+        return tuple(sorted({K for _, K in self.ranges}))
+
+    def at(self, batch: int) -> int:
+        """Return the K of a batch."""
+        return next(K for first, K in reversed(self.ranges) if first <= batch)
+
+    def rows(self, largest: int) -> list[list[int]]:
+        """Return [first batch, last batch, K] of each range up to a largest batch.
+
+        As vLLM takes it for ``num_speculative_tokens_per_batch_size``.
+        """
+        ends = [*(first - 1 for first, _ in self.ranges[1:]), largest]
+        return [
+            [first, min(last, largest), K]
+            for (first, K), last in zip(self.ranges, ends, strict=True) if first <= largest
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        ends = [*(str(first - 1) for first, _ in self.ranges[1:]), ""]
+        return ",".join(f"{first}-{last}:{K}" for (first, K), last in zip(self.ranges, ends, strict=True))
+
+
+def schedule_of(rows: Sequence[Sequence[int]]) -> Schedule:
+    """Read rows of [first batch, last batch, K] as vLLM does: a gap belongs to the range before it.
+
+    Raises
+    ------
+    UsageError
+        Where ranges overlap, are not in order or do not begin at 1.
+    """
+    for row in rows:
+        if len(row) != 3 or row[0] > row[1]:
+            raise UsageError(f"{list(row)} is not [first batch, last batch, K]")
+    for (_, last, _), (first, _, _) in pairwise(rows):
+        if first <= last:
+            raise UsageError(f"batch {first} is in two ranges", fix="let each range begin behind the one before")
+    return Schedule(tuple((int(row[0]), int(row[2])) for row in rows))
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Read draft lengths by batch: ``"1-4:5,5-16:3,17-:1"``; ``"8:2"`` is batch 8 alone, up to the next range.
+
+    Raises
+    ------
+    UsageError
+        On anything else, and as :func:`schedule_of`.
+    """
+    rows = []
+    for item in text.split(","):
+        batches, _, K = item.strip().partition(":")
+        first, dash, last = batches.partition("-")
+        words = (first, last or (first if not dash else str(2**31)), K)
+        if not all(word.strip().isdecimal() for word in words):
+            raise UsageError(
+                f"K by batch: {item!r} is not a range of batches", fix="write for example 1-4:5,5-16:3,17-:1"
+            )
+        rows.append([int(word) for word in words])
+    return schedule_of(rows)
 
 
 def unfold(name: str, text: str) -> list[float]:
@@ -282,8 +384,9 @@ class Grid:
         if self.params:
             return " ".join(f"{name}={_short(value)}" for name, value in self.params[index].items() if value != -1.0)
         varied = {"regret": (self.layout.regret, "logit"), "value": (self.layout.value, SEMANTICS[self.semantics]),
-                  "ledger": (self.ledger, "request"), "K": (self.layout.width, 0)}  # fmt: skip
-        return " ".join(f"{name}={value}" for name, (value, usual) in varied.items() if value != usual)
+                  "ledger": (self.ledger, "request")}  # fmt: skip
+        told = [f"{name}={value}" for name, (value, usual) in varied.items() if value != usual]
+        return " ".join([*told, *shown(self.layout.cuts)])
 
     @classmethod
     def product(
@@ -298,6 +401,8 @@ class Grid:
         ledger: str = "request",
         gate: bool = True,
         K: int = 0,
+        draft_threshold: float = 0.0,
+        draft_stop: str = "after",
     ) -> Grid:
         """Return every combination, B outermost and M innermost.
 
@@ -314,13 +419,18 @@ class Grid:
         K : int
             Cut every block to its first K draft tokens, as a drafter that proposes K would; 0 takes whole blocks. The
             value of a position is that of the shorter block: K - i for ASD.
+        draft_threshold, draft_stop : float, str
+            Cut every block where the drafter's probability falls below tau; see :data:`asdsim.rules.scoring.STOP_TEXT`
+            and :func:`asdsim.rules.scoring.draft_lengths`. K is then the length of the cut block.
 
         Raises
         ------
         UsageError
             On an invalid value, or an unknown name.
         """
-        layout = layout_of(semantics, regret=regret, value=value, K=K)
+        layout = layout_of(
+            semantics, regret=regret, value=value, K=K, draft_threshold=draft_threshold, draft_stop=draft_stop
+        )
         if ledger not in LEDGERS:
             raise unknown_name("ledger", ledger, list(LEDGERS))
         kept = "block" if ledger == "block" else "request"

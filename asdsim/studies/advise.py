@@ -12,7 +12,7 @@ drafting takes, each a fifth less and a fifth more.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,11 @@ from .. import stats
 from ..errors import UsageError
 from ..evaluate.cost import Cost
 from ..evaluate.quality import Evaluator, strict_beside
-from ..rules.settings import STRICT, Grid
+from ..rules.scoring import Layout
+from ..rules.settings import STRICT, Grid, Schedule
 from ..trace.stored import Trace
-from ..walk.batch import Paths, Served, Times, parent_edges, paths_of, simulate
+from ..walk.batch import Paths, Served, Times, paths_of, simulate, simulate_by_batch
+from ..walk.ladder import Ladder, demand_of_all, ladder_of
 from ..walk.request import TOKENS
 from .calibrate import Limits
 from .frozen import how_to_cover, setting_name
@@ -53,13 +55,21 @@ class Candidate:
     K : int
         Draft tokens of a step at most; 0 for the target alone.
     which : int64 (R,)
-        Path of each request.
+        Path of each request; nothing where the batch chooses the draft length.
+    schedule, ladder : optional
+        Draft length by batch, and the trace laid out for it.
     """
 
     name: str
     grid: Grid | None
     K: int
     which: Ints
+    schedule: Schedule | None = None
+    ladder: Ladder | None = None
+
+    def length(self, batch: int) -> int:
+        """Return the draft tokens of a step in a batch, at most."""
+        return self.K if self.schedule is None else self.schedule.at(batch)
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,7 @@ class Row:
     @property
     def K(self) -> int:
         """Draft length to use: 0 where speculation does not pay."""
-        return self.best.K if self.pays else 0
+        return self.best.length(self.batch) if self.pays else 0
 
 
 @dataclass
@@ -203,9 +213,8 @@ def candidates_of(
     tokens = strict.counts[0, :, TOKENS].astype(np.int64)
     number, alone = np.unique(tokens, return_inverse=True)
     steps = int(number.sum())
-    one_each = Paths(
-        np.concatenate([[0], np.cumsum(number)]).astype(np.int64), np.zeros(steps, np.int32), np.ones(steps, np.int32)
-    )
+    none = np.zeros(steps, np.int32)
+    one_each = Paths(np.concatenate([[0], np.cumsum(number)]).astype(np.int64), none, np.ones(steps, np.int32), none)
     laid.append((ALONE, None, 0, one_each, alone.astype(np.int64)))
     left_out = over_limit = 0
     for grid in (baseline, *grids):
@@ -221,7 +230,7 @@ def candidates_of(
         chosen = np.flatnonzero(kept)
         if not len(chosen):
             continue
-        paths, which = paths_of(graph, parent_edges(graph), walks.edge[chosen].astype(np.int64))
+        paths, which = paths_of(graph, grid[chosen])
         for row, setting in enumerate(chosen):
             part = grid[[int(setting)]]
             name = AS_CAPTURED if grid is baseline else setting_name(part)
@@ -232,6 +241,31 @@ def candidates_of(
         for (name, part, K, _, which), offset in zip(laid, offsets, strict=True)
     ]
     return candidates, joined, left_out, over_limit
+
+
+def by_batch_of(trace: Trace, grids: Sequence[Grid], schedules: Sequence[Schedule]) -> tuple[list[Candidate], int]:
+    """Return every setting under every table of draft lengths by batch, and how many were left out.
+
+    Strict matching and the settings of ASD take part, each once whatever draft length it was named with. Whom a request
+    shares its steps with decides its walk; those are kept that are exact in whatever company.
+    """
+    policies = [grid.policy(n) for grid in grids if grid.layout.rule == "asd" for n in range(len(grid))]
+    whole = [replace(policy, layout=replace(policy.layout, width=0)) for policy in (STRICT, *policies)]
+    made, left_out = [], 0
+    for schedule in schedules:
+        ladders: dict[Layout, Ladder] = {}
+        for policy in dict.fromkeys(whole):
+            if policy.layout not in ladders:
+                ladders[policy.layout] = ladder_of(trace, policy.layout, schedule.lengths)
+            ladder, part = ladders[policy.layout], Grid.of([policy])
+            if not demand_of_all(ladder, part).exact.all():
+                left_out += 1
+                continue
+            name = AS_CAPTURED if policy == STRICT else setting_name(part)
+            none = np.zeros(0, np.int64)
+            name = f"{name}, K by batch {schedule}"
+            made.append(Candidate(name, part, max(schedule.lengths), none, schedule, ladder))
+    return made, left_out
 
 
 def _joined(parts: Sequence[Paths]) -> tuple[Paths, list[int]]:
@@ -246,8 +280,10 @@ def _joined(parts: Sequence[Paths]) -> tuple[Paths, list[int]]:
             paths += len(part.start) - 1
         offsets.append(seen[id(part)])
     unique = list({id(part): part for part in parts}.values())
-    drafted, tokens = (np.concatenate([getattr(part, name) for part in unique]) for name in ("drafted", "tokens"))
-    return Paths(np.concatenate(starts), drafted, tokens), offsets
+    drafted, tokens, proposed = (
+        np.concatenate([getattr(part, name) for part in unique]) for name in ("drafted", "tokens", "proposed")
+    )
+    return Paths(np.concatenate(starts), drafted, tokens, proposed), offsets
 
 
 @dataclass
@@ -270,15 +306,19 @@ class _Server:
         rate, arrival = self.load.rate, None
         if rate is not None:
             arrival = np.cumsum(np.random.default_rng(self.load.seed).exponential(1.0 / rate, len(order)))
-        return simulate(self.paths, candidate.which[order], self.prompt[order], times, batch=self.batch,
-                        arrival=arrival, chunk=self.load.chunk)  # fmt: skip
+        how: dict[str, Any] = {"batch": self.batch, "arrival": arrival, "chunk": self.load.chunk}
+        if candidate.ladder is None or candidate.schedule is None or candidate.grid is None:
+            return simulate(self.paths, candidate.which[order], self.prompt[order], times, **how)
+        served = simulate_by_batch(
+            candidate.ladder, candidate.schedule, candidate.grid.policy(0), order, self.prompt[order], times, **how
+        )
+        assert not served.lost  # every walk of the ladder is exact
+        return served
 
     def rate(self, candidate: Candidate, order: Ints, times: Times) -> float:
         """Return tokens per second."""
-        seconds = self.serve(candidate, order, times).seconds
-        begin, end = (self.paths.start[candidate.which[order] + n] for n in (0, 1))
-        total = np.concatenate([[0], np.cumsum(self.paths.tokens, dtype=np.int64)])
-        return float((total[end] - total[begin]).sum() / seconds) if seconds > 0 else 0.0
+        served = self.serve(candidate, order, times)
+        return float(served.tokens.sum() / served.seconds) if served.seconds > 0 else 0.0
 
 
 def scaled(times: Times, width: float, draft: float) -> Times:
@@ -309,6 +349,7 @@ def advise(
     cost: Cost,
     batches: Sequence[int] = BATCHES,
     *,
+    schedules: Sequence[Schedule] = (),
     limits: Limits | None = None,
     load: Load | None = None,
     cost_error: float = COST_ERROR,
@@ -326,8 +367,10 @@ def advise(
     cost : Cost
     batches : sequence of int
         Requests served together at most; ascending.
+    schedules : sequence of Schedule
+        Tables of draft lengths by batch, under which the settings of ASD take part as well.
     limits : Limits, optional
-        What a setting may cost in quality.
+        What a setting may cost in quality; not beside ``schedules``.
     load : Load, optional
     cost_error : float
         Share by which the corners of the cost differ from it.
@@ -341,8 +384,8 @@ def advise(
     Raises
     ------
     UsageError
-        If a batch is not positive, the queue would be too long, strict matching is not exact, or the cost knows one
-        request at a time and a batch is larger.
+        If a batch is not positive, the queue would be too long, strict matching is not exact, the cost knows one
+        request at a time and a batch is larger, or limits are given with tables by batch.
     """
     load, limits = load or Load(), limits or Limits()
     if not batches or min(batches) < 1 or max(batches) > MAX_BATCH:
@@ -351,6 +394,11 @@ def advise(
         raise UsageError(f"a rate of {load.rate} requests per second", fix="give a number above 0")
     if not 0 <= cost_error < 1:
         raise UsageError(f"a cost that is off by {cost_error:g}", fix="give a share from 0 to below 1")
+    if schedules and limits.given():
+        raise UsageError(
+            "no limit can be held where the batch chooses the draft length: what a request says depends on its company",
+            fix="leave the limit out, or the table",
+        )
     sizes = sorted(set(batches))
     records = trace.request_records()
     if not records:
@@ -360,12 +408,14 @@ def advise(
     timed = [cost.times(batch, K, longest, load.chunk) for batch in sizes]  # refused before anything is walked
     known = evaluator or Evaluator(trace, device="cpu")
     candidates, paths, left_out, over_limit = candidates_of(trace, grids, limits, known)
+    adaptive, more = by_batch_of(trace, grids, schedules)
+    candidates, left_out = [*candidates, *adaptive], left_out + more
     context = float(prompt.mean())
     rows = []
     for batch, times in zip(sizes, timed, strict=True):
         server = _Server(paths, prompt, load, batch)
         rows.append(_row(server, candidates, times, corners(times, cost_error), resamples))
-        rows[-1].verification = cost.verification(rows[-1].best.K, context, batch)
+        rows[-1].verification = cost.verification(rows[-1].best.length(batch), context, batch)
         if progress:
             progress(1)
     return Advice(rows, candidates, left_out, over_limit, len(records), limits)
@@ -378,7 +428,7 @@ def _row(
     rates: dict[str, float] = {}
     known: dict[bytes, float] = {}
     for candidate in candidates:  # settings that choose alike are served once
-        key = candidate.which.tobytes()
+        key = candidate.which.tobytes() or candidate.name.encode()
         if key not in known:
             known[key] = server.rate(candidate, order, times)
         rates[candidate.name] = known[key]
@@ -423,7 +473,7 @@ def as_record(advice: Advice, cost: Cost) -> dict[str, Any]:
     for row in advice.rows:
         gaps = 1e3 * row.served.gaps
         rows.append({
-            "batch": row.batch, "setting": row.best.name, "K": row.best.K, "pays": row.pays,
+            "batch": row.batch, "setting": row.best.name, "K": row.best.length(row.batch), "pays": row.pays,
             "tokens_per_second": row.rates[row.best.name], "target_alone_tokens_per_second": row.rates[ALONE],
             "over_target_alone": _ends(row.over_alone), "over_strict": _ends(row.over_strict),
             "strict_over_target_alone": row.rates[AS_CAPTURED] / row.rates[ALONE],

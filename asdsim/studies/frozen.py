@@ -66,7 +66,7 @@ def setting_record(grid: Grid) -> dict[str, Any]:
     return plain({
         "rule": "asd", "B": float(grid.budget[0]), "g": float(grid.gate[0]), "M": float(grid.cap[0]),
         "semantics": grid.semantics, "regret": grid.layout.regret, "value": grid.layout.value, "ledger": grid.ledger,
-        **({"K": grid.layout.width} if grid.layout.width else {}),
+        **grid.layout.cuts,
     })  # fmt: skip
 
 
@@ -92,11 +92,11 @@ def how_to_cover(path: Path, grid: Grid) -> str:
         values = [f"{value:g}" if name == "M" else repr(value) for value in dict.fromkeys(axis.tolist())]
         words.append(f"--{name} {','.join(values)}")
     usual: dict[str, Any] = {"semantics": "paper", "regret": "logit", "value": SEMANTICS[grid.semantics],
-                             "ledger": "request", "K": 0}  # fmt: skip
+                             "ledger": "request"}  # fmt: skip
     layout = grid.layout
-    given = {"semantics": grid.semantics, "regret": layout.regret, "value": layout.value, "ledger": grid.ledger,
-             "K": layout.width}  # fmt: skip
+    given = {"semantics": grid.semantics, "regret": layout.regret, "value": layout.value, "ledger": grid.ledger}
     words += [f"--{name} {value}" for name, value in given.items() if value != usual[name]]
+    words += [f"--{name.replace('_', '-')} {value}" for name, value in layout.cuts.items()]
     return " ".join([f"asdsim cover {path}", *words])
 
 

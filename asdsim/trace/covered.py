@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ..errors import UsageError
 from ..rules.settings import Grid, layout_of, rule_grids
 from .stored import Trace
+
+VARIED = ("regret", "value", "ledger", "K", "draft_threshold", "draft_stop")
+"""Names of :meth:`asdsim.rules.settings.Grid.product` that an entry may hold, each if it is not as usual."""
 
 
 def grid_entry(grid: Grid, faithful: bool) -> dict[str, Any]:
@@ -23,10 +25,9 @@ def grid_entry(grid: Grid, faithful: bool) -> dict[str, Any]:
         return {"rule": grid.layout.rule, "params": params, "faithful": faithful}
     varied: dict[str, Any] = {}
     layout = grid.layout
-    if replace(layout, width=0) != layout_of(grid.semantics) or grid.ledger != "request":
+    if layout.whole != layout_of(grid.semantics) or grid.ledger != "request":
         varied = {"regret": layout.regret, "value": layout.value, "ledger": grid.ledger}
-    if layout.width:
-        varied["K"] = layout.width
+    varied |= layout.cuts
     return {
         "rule": "asd",
         "semantics": grid.semantics,
@@ -48,7 +49,7 @@ def covered_grids(grids: list[dict[str, Any]]) -> list[Grid]:
         if entry["rule"] != "asd":
             covered += rule_grids(entry["rule"], entry["params"])
         else:
-            varied = {name: entry[name] for name in ("regret", "value", "ledger", "K") if name in entry}
+            varied = {name: entry[name] for name in VARIED if name in entry}
             B, g, M = (axis(entry, name) for name in ("B", "g", "M"))
             covered.append(Grid.product(B, g, M, entry["semantics"], **varied))
     return covered

@@ -12,7 +12,7 @@ out at all.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +21,16 @@ import numpy.typing as npt
 
 from ..errors import TraceError
 from ..records import RequestRecord
-from ..rules.scoring import DEFAULT, Layout, Rows, is_mismatch, lay_out, regrets_of, run_lengths
+from ..rules.scoring import (
+    DEFAULT,
+    Layout,
+    Rows,
+    draft_lengths,
+    is_mismatch,
+    lay_out,
+    regrets_of,
+    run_lengths,
+)
 from .tokens import parent_rows, prefix_tokens
 
 if TYPE_CHECKING:
@@ -69,7 +78,9 @@ class Graph:
     step_request : int32 (S,)
         Request of each step.
     drafted : int32 (S,)
-        Draft tokens K of each step.
+        Draft tokens K of each step that are verified.
+    proposed : int32 (S,)
+        Those that have to be drafted for it: with a threshold that drops the token it falls on, one more.
     start : int32 (S,)
         Tokens generated before each step.
     mm_ptr : int64 (S + 1,)
@@ -101,6 +112,7 @@ class Graph:
     limit: Int32
     step_request: Int32
     drafted: Int32
+    proposed: Int32
     start: Int32
     mm_ptr: Int64
     mm_pos: Int32
@@ -146,6 +158,7 @@ class _Blocks(NamedTuple):
     request: Int32  # (S,) row of the request
     limit: Int32  # (S,) its token limit
     drafted: Int32  # (S,) draft tokens looked at
+    proposed: Int32  # (S,) draft tokens made
     start: Int32  # (S,)
     draft: Int32  # (P,) -1 in bonus rows
     choice: Int32  # (P,)
@@ -184,7 +197,7 @@ def build_graph(trace: StepTables, layout: Layout = DEFAULT) -> Graph:
         Where two steps of a request have the same prefix, a step's parent is not an earlier step, the rule cannot score
         a row, or blocks cannot be cut to the draft length asked for.
     """
-    if layout.width:
+    if layout.width > 0:
         trace.check_length(layout.width)
     requests = trace.request_records()
     blocks = _blocks(trace, requests, layout)
@@ -218,6 +231,7 @@ def build_graph(trace: StepTables, layout: Layout = DEFAULT) -> Graph:
         limit=np.array([request.max_new_tokens for request in requests], np.int32),
         step_request=blocks.request,
         drafted=blocks.drafted,
+        proposed=blocks.proposed,
         start=blocks.start,
         mm_ptr=_offsets(counts),
         mm_pos=mm_pos,
@@ -247,19 +261,42 @@ def _blocks(trace: StepTables, requests: list[RequestRecord], layout: Layout) ->
     regret = regrets_of(top[:, 0], draft_logit)
     step = np.repeat(np.arange(len(drafted)), drafted + 1)
     request = np.ascontiguousarray(trace.step_request, np.int32)
+    place = (np.arange(len(step)) - trace.pos_ptr[step]).astype(np.int32)
+    verified = _verified(trace, layout, drafted, step, place)
+    dropped = layout.threshold > 0 and layout.stop != "after"
+    most = draft_lengths(replace(layout, threshold=0.0), drafted, None)
     return _Blocks(
         pos_ptr=trace.pos_ptr,
         request=request,
         limit=np.array([record.max_new_tokens for record in requests], np.int32)[request],
-        drafted=np.minimum(drafted, np.int32(layout.width)) if layout.width else drafted,
+        drafted=verified,
+        proposed=np.minimum(verified + np.int32(1), most) if dropped else verified,
         start=trace.column("steps", "start_pos").astype(np.int32),
         draft=trace.column("positions", "draft_id").astype(np.int32),
         choice=trace.column("positions", "argmax_id").astype(np.int32),
         top=top,
         regret=regret,
         step=step,
-        place=(np.arange(len(step)) - trace.pos_ptr[step]).astype(np.int32),
+        place=place,
     )
+
+
+def _verified(trace: StepTables, layout: Layout, drafted: Int32, step: Int64, place: Int32) -> Int32:
+    """Return how many draft tokens of each step a layout looks at."""
+    logprobs = None
+    if layout.threshold:
+        logprobs = np.full((len(drafted), int(drafted.max(initial=0)) + 1), np.nan)
+        logprobs[step, place] = trace.column("positions", "draft_logprob")
+    try:
+        return draft_lengths(layout, drafted, logprobs)
+    except ValueError as error:
+        row = int(error.args[0])
+        request = trace.request_records()[int(trace.step_request[row])]
+        raise TraceError(
+            "a draft threshold needs the column draft_logprob, which is missing here",
+            where=f"request {request.request_id}, step {int(trace.column('steps', 'step_id')[row])}",
+            fix="capture with a drafter that has a distribution: look-up has none",
+        ) from None
 
 
 def _ends_request(requests: list[RequestRecord], owner: Int32, tokens: Int32) -> Bools:

@@ -301,6 +301,8 @@ def _check_inside(manifest: Manifest, where: str) -> None:
         for key in ("regret", "value", "ledger"):
             grid.text(key, None)
         grid.whole("K", None)
+        grid.number("draft_threshold", None)
+        grid.text("draft_stop", None)
 
 
 def _refuse_constant(name: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,12 @@ from asdsim.errors import UsageError
 from asdsim.formats.engines import ENGINES, rates_of, settings_for
 
 TRACE = Path(__file__).resolve().parents[2] / "traces" / "smollm2-layerskip-k4"
+
+PASSES = [
+    {"batch": batch, "width": width, "milliseconds": max(8 + 0.05 * batch * width, 0.12 * batch * width),
+     "draft_milliseconds": 0.3 * (width - 1)}
+    for batch in (1, 4, 16, 64) for width in (1, 2, 4, 8, 200)
+]  # fmt: skip
 
 
 def run(*words: object) -> str:
@@ -43,6 +51,56 @@ def test_rates_by_hand() -> None:
         settings_for("trtlm", rates)
     with pytest.raises(UsageError, match="no step"):
         rates_of([])
+
+
+def test_flags_of_inference_sim_give_the_mean_back() -> None:
+    """Read as its guide says: K whole, the rate in [0, 1] and required with K > 0, 1 + rate x K tokens a step."""
+    rates = rates_of([{"acceptance_histogram": [3, 2, 1, 1]}, {"acceptance_histogram": [1, 1, 0, 1]}])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num-speculative-tokens", type=int, dest="K", default=0)
+    parser.add_argument("--speculative-acceptance-rate", type=float, dest="rate")
+    given = parser.parse_args(settings_for("inference-sim", rates)["options"]["flags"].split())
+    assert given.K == 3 and 0 <= given.rate <= 1 and 1 + given.rate * given.K == pytest.approx(2.1, abs=1e-8)
+    none = rates_of([{"acceptance_histogram": [5]}])  # no draft token: BLIS takes no rate beside K = 0
+    assert parser.parse_args(settings_for("inference-sim", none)["options"]["flags"].split()).rate is None
+
+
+def vllm_reads(config: dict[str, Any], largest: int) -> list[int]:
+    """Return K of each batch 1 .. largest as vLLM's documented schema says, after the checks that it makes."""
+    rows, longest = config["num_speculative_tokens_per_batch_size"], config["num_speculative_tokens"]
+    assert rows[0][0] == 1 and longest > 0
+    end, lengths = 0, []
+    for first, last, K in rows:
+        assert end < first <= last and 0 <= K <= longest
+        lengths += lengths[-1:] * (first - 1 - end) + [K] * (last - first + 1)
+        end = last
+    return (lengths + [lengths[-1]] * largest)[:largest]
+
+
+def test_ranges_of_advice_are_those_that_vllm_reads(tmp_path: Path) -> None:
+    file = tmp_path / "advice.json"
+    table = tmp_path / "passes.json"
+    table.write_text(json.dumps(PASSES))
+    words = ["advise", TRACE, "--cost", table, "--batch", "1,8,64", "--resamples", 5, "--json"]
+    file.write_text(run(*words))
+    advice = json.loads(file.read_text())
+    got = json.loads(run("convert", file, "--to", "vllm-ranges", "--json"))
+    read = vllm_reads(got["options"]["speculative_config"], 70)
+    assert [read[batch - 1] for batch in (1, 8, 64)] == [row["K"] if row["pays"] else 0 for row in advice["rows"]]
+    assert read[0] == 4 and read[63] == read[69] == 0
+    assert "speculative_config: {" in run("convert", file, "--to", "vllm-ranges")
+    for ranges, message in (
+        ([[1, 4, 0]], "not to speculate"), ([[2, 4, 3]], "begin at"), ([[1, 4, 3], [4, 8, 1]], "in two ranges"),
+        ([[1, 4]], "is not a list"), (None, "is not a list"), ([[1, 4, 2.5]], "is not a list"),
+    ):  # fmt: skip
+        file.write_text(json.dumps({**advice, "ranges": ranges}))
+        with pytest.raises(UsageError, match=message):
+            run("convert", file, "--to", "vllm-ranges")
+    file.write_text("[]")
+    with pytest.raises(UsageError, match="not the advice"):
+        run("convert", file, "--to", "vllm-ranges")
+    with pytest.raises(UsageError, match="asdsim advise"):
+        run("convert", TRACE, "--to", "vllm-ranges")
 
 
 def test_a_position_that_is_never_reached_has_rate_zero() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,11 +40,17 @@ class _Scores(TargetSession):
 
 
 class ToyDrafter(Drafter):
-    """Agrees with the target with a set probability; K fixed, or varying with the prefix."""
+    """Agrees with the target with a set probability; K fixed, or varying with the prefix.
 
-    def __init__(self, target: ToyTarget, agree: float, widths: Sequence[int] = ()) -> None:
+    With ``doubts`` it has probabilities, multiples of 1/8, and with ``tau`` it stops by itself as Transformers'
+    assistant does: behind the first token of a smaller probability.
+    """
+
+    def __init__(
+        self, target: ToyTarget, agree: float, widths: Sequence[int] = (), doubts: bool = False, tau: float = 0.0
+    ) -> None:
         self.name, self.vocab_size = f"toy-drafter-{agree}", target.vocab_size
-        self.target, self.agree, self.widths = target, agree, list(widths)
+        self.target, self.agree, self.widths, self.doubts, self.tau = target, agree, list(widths), doubts, tau
 
     def session(self, prompt_ids: Sequence[int]) -> DrafterSession:
         return _Drafts(self)
@@ -58,10 +65,15 @@ class _Drafts(DrafterSession):
         rng = np.random.default_rng([target.seed, 77, len(prefix_ids), *prefix_ids])
         width = min(num_draft_tokens, int(rng.choice(drafter.widths)) if drafter.widths else num_draft_tokens)
         ids: list[int] = []
+        sure: list[np.float32] = []
         for _ in range(width):
             row = target.row([*prefix_ids, *ids])
             ids.append(int(row.argmax() if rng.random() < drafter.agree else rng.integers(target.vocab_size)))
-        return Proposal(ids)
+            if drafter.doubts:
+                sure.append(np.float32(np.log(rng.integers(1, 9) / 8)))
+                if drafter.tau and float(sure[-1]) < math.log(drafter.tau):
+                    break
+        return Proposal(ids, np.array(sure, np.float32) if drafter.doubts else None)
 
     def fork(self) -> DrafterSession:
         return self

@@ -100,6 +100,12 @@ RANDOM: dict[str, dict[str, Any]] = {
 """Arguments of ``toy_requests``."""
 
 
+def cut_case() -> tuple[MemoryTrace, Grid]:
+    """Return a trace with the drafter's probabilities, and settings that cut its blocks by them."""
+    trace = MemoryTrace(toy_requests(7, ks=(5,), limit=20, agree=0.7, extra=40, columns=True))
+    return trace, Grid.product([0, 0.5, 1.3, INF], [0.125, INF], [1, INF], draft_threshold=0.5, draft_stop="product")
+
+
 @cache
 def cases() -> dict[str, MemoryTrace]:
     """Return every trace by name."""

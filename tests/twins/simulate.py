@@ -12,7 +12,7 @@ import numpy as np
 from asdsim.trace.graph import build_graph
 from asdsim.walk import cuda
 from asdsim.walk.sweep import sweep_graph, walk_grid
-from tests.twins.cases import MODES, cases, small_grid
+from tests.twins.cases import MODES, cases, cut_case, small_grid
 
 FIELDS = ("counts", "spent", "edge", "histogram")
 
@@ -33,6 +33,9 @@ def main(path: str) -> None:
                 results[f"{name}|{mode}|{field}"] = getattr(walks, field)
             for figure, values in sweep_graph(graph, small_grid(), off_trace=mode, device="cuda").items():
                 results[f"{name}|{mode}|sweep|{figure}"] = values
+    trace, grid = cut_case()
+    walks = walk_grid(build_graph(trace, grid.layout), grid, device="cuda")
+    results |= {f"cut|{field}": getattr(walks, field) for field in FIELDS}
     np.savez(path, **results)
 
 

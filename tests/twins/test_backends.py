@@ -16,7 +16,7 @@ from asdsim.result import reference_blocks, reference_walks
 from asdsim.trace.graph import build_graph
 from asdsim.trace.tokens import edge_tokens
 from asdsim.walk.sweep import Walks, sweep_graph, walk_grid
-from tests.twins.cases import MODES, cases, grid, random_trace, small_grid
+from tests.twins.cases import MODES, cases, cut_case, grid, random_trace, small_grid
 from tests.twins.simulate import FIELDS
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +92,15 @@ def test_cuda_simulator_agrees(simulated: dict[str, np.ndarray], name: str) -> N
             found = simulated[f"{name}|{mode}|sweep|{figure}"]
             assert found.shape == values.shape and found.dtype == values.dtype, figure
             assert np.array_equal(found, values, equal_nan=values.dtype.kind == "f"), figure
+
+
+def test_cuda_simulator_agrees_on_cut_blocks(simulated: dict[str, np.ndarray]) -> None:
+    trace, grid = cut_case()
+    graph = build_graph(trace, grid.layout)
+    assert graph.max_draft == 5 and (graph.drafted < 5).any()
+    walks = walk_grid(graph, grid, device="cpu")
+    assert_equal(walks, Walks(*(simulated[f"cut|{field}"] for field in FIELDS)))
+    assert_equal(walks, reference_walks(trace, graph, grid, "stop"), ("counts", "spent", "histogram"))
 
 
 def test_the_cases_reach_every_column() -> None:

@@ -10,7 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import asdsim
-from asdsim.walk.batch import Paths, Served, Times, parent_edges, paths_of, simulate
+from asdsim.rules.settings import Grid
+from asdsim.trace.covered import covered_grids
+from asdsim.trace.graph import build_graph
+from asdsim.walk.batch import Paths, Served, Times, paths_of, simulate
+from asdsim.walk.sweep import walk_grid
 
 K = 5
 
@@ -127,15 +131,32 @@ def test_one_request_at_a_time_is_the_sum_of_its_steps() -> None:
     assert served.gaps.tolist() == [7.25, 8.75, 4.25] and served.iterations == 3
 
 
-@pytest.mark.parametrize("setting", [0, 7])
-def test_paths_of_a_trace_are_the_steps_of_its_walks(setting: int) -> None:
+@pytest.mark.parametrize("name", ["eagle3", "lookup", "rules"])
+def test_paths_of_a_trace_are_the_steps_of_its_walks(name: str) -> None:
+    """Where blocks of several rules meet, a step has several parents, and only the walk knows which way it came."""
     from asdsim.walk.path import visits
 
-    result = asdsim.replay("traces/smollm2-eagle3", B="0,8", g=".1,.25,.5", M="1,2")
-    graph, walks = result.graph, result.walks()
-    paths, which = paths_of(graph, parent_edges(graph), walks.edge)
-    for r in range(graph.num_requests):
-        walk = visits(graph, result.grid.policy(setting), r)
-        lo, hi = paths.start[which[setting, r]], paths.start[which[setting, r] + 1]
-        assert paths.tokens[lo:hi].tolist() == [visit.tokens for visit in walk.visits]
-        assert paths.drafted[lo:hi].tolist() == [int(graph.drafted[visit.step]) for visit in walk.visits]
+    trace = asdsim.load(f"traces/smollm2-{name}")
+    merged = 0
+    for grid in covered_grids(trace.manifest.grids)[:4]:
+        graph = build_graph(trace, grid.layout)
+        walks = walk_grid(graph, grid, device="cpu")
+        inner = graph.edge_next[graph.edge_next >= 0]
+        merged += len(inner) - len(np.unique(inner))
+        every, (paths, which) = paths_of(graph, grid, compiled=False), paths_of(graph, grid)
+        assert all(
+            np.array_equal(one, other) for one, other in zip((*every[0], every[1]), (*paths, which), strict=True)
+        )
+        for setting, r in np.argwhere(walks.exact):
+            visited = visits(graph, grid.policy(int(setting)), int(r)).visits
+            lo, hi = paths.start[which[setting, r]], paths.start[which[setting, r] + 1]
+            assert paths.tokens[lo:hi].tolist() == [visit.tokens for visit in visited]
+            assert paths.drafted[lo:hi].tolist() == [int(graph.drafted[visit.step]) for visit in visited]
+            assert paths.proposed is not None and np.array_equal(paths.proposed, paths.drafted)
+    assert (merged > 0) == (name == "rules")
+
+
+def test_equal_paths_are_laid_out_once() -> None:
+    trace = asdsim.load("traces/smollm2-eagle3")
+    paths, which = paths_of(build_graph(trace), Grid.product(0, ".1,.25,.5", "1,2"))
+    assert (which == which[0]).all() and len(paths.start) - 1 == len(np.unique(which[0]))

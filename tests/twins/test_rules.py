@@ -11,7 +11,7 @@ from asdsim.oracle.rules import ALLOWS
 from asdsim.records import MemoryTrace
 from asdsim.result import reference_walks
 from asdsim.rules import NAMES
-from asdsim.rules.scoring import VALUES
+from asdsim.rules.scoring import STOPS, VALUES
 from asdsim.rules.settings import SEMANTICS, Grid, rule_grids
 from asdsim.trace.graph import build_graph
 from asdsim.walk.sweep import walk_grid
@@ -55,6 +55,8 @@ def variations() -> list[Grid]:
     made += [Grid.product([0, 0.1, 0.4, float("inf")], [0, 0.05, 0.2], [1, 2], regret="probability")]
     made += [Grid.product(*axes, semantics, ledger="block") for semantics in SEMANTICS]
     made += [Grid.product(*axes, ledger="none"), Grid.product(*axes, gate=False)]
+    made += [Grid.product(*axes, K=2), Grid.product(*axes, "dspark", K=4, draft_threshold=0.3)]
+    made += [Grid.product(*axes, draft_threshold=tau, draft_stop=stop) for tau in (0.3, 0.6) for stop in STOPS]
     return made
 
 

@@ -14,8 +14,8 @@ from asdsim.cli import main
 from asdsim.errors import UsageError
 from asdsim.evaluate.cost import CostModel, Linear, fit_trace
 from asdsim.evaluate.step_table import from_pass_rows
-from asdsim.rules.settings import Grid
-from asdsim.studies.advise import ALONE, Advice, Limits, Load, advise, as_record, corners, scaled
+from asdsim.rules.settings import Grid, Schedule
+from asdsim.studies.advise import ALONE, Advice, Candidate, Limits, Load, advise, as_record, corners, scaled
 from asdsim.trace.covered import covered_grids
 from asdsim.walk.batch import Times
 
@@ -106,6 +106,33 @@ def test_requests_that_come_slowly_wait_for_nobody(trace: asdsim.Trace) -> None:
     alone = np.percentile(slow.served.gaps, 50), np.percentile(fast.served.gaps, 50)
     assert alone[0] == pytest.approx(alone[1], rel=0.05)
     assert slow.rates["strict"] < 0.1 * fast.rates["strict"]
+
+
+def test_a_table_by_batch_takes_part_where_it_is_exact(tmp_path: Path, trace: asdsim.Trace) -> None:
+    """A full batch has one draft length, so the table is that length but for the batch that empties at the end."""
+    cost = from_pass_rows(ROWS, "rows")
+    whole = Schedule(((1, 7),))
+    grids = [Grid.product(8, 0.25, 2), Grid.product(3, 0.33, 2)]
+    found = advise(trace, grids, cost, [1, 4], schedules=[whole], resamples=5)
+    names = [candidate.name for candidate in found.candidates]
+    assert names[-2:] == ["strict, K by batch 1-:7", "B=8 g=0.25 M=2 (paper), K by batch 1-:7"]
+    assert found.left_out == 2  # the setting that is not covered, at its own length and under the table
+    for row in found.rows:
+        assert row.rates["strict, K by batch 1-:7"] == row.rates["strict"]
+        assert row.rates[names[-1]] == row.rates["B=8 g=0.25 M=2 (paper)"]
+    apart = advise(trace, grids, cost, [1], schedules=[Schedule(((1, 7), (2, 0)))], resamples=5)
+    assert apart.left_out == 1 + 3  # this trace was covered for whole blocks, and holds no other walk
+    with pytest.raises(UsageError, match="no limit can be held"):
+        advise(trace, grids, cost, [1], schedules=[whole], limits=Limits(divergence=0.5))
+
+
+def test_advice_of_a_table_names_the_length_of_each_batch(trace: asdsim.Trace) -> None:
+    found = advise(trace, [], from_pass_rows(ROWS, "rows"), [1, 64], resamples=5)
+    table = Candidate("table", None, 7, found.candidates[0].which, Schedule(((1, 7), (8, 2))))
+    for row in found.rows:
+        row.best = table
+        row.rates["table"] = 2 * row.rates[ALONE]
+    assert [row.K for row in found.rows] == [7, 2] and found.ranges() == [[1, 63, 7], [64, 64, 2]]
 
 
 def test_refusals(trace: asdsim.Trace) -> None:

@@ -65,6 +65,7 @@ def graph() -> Graph:
         limit=ints(9),
         step_request=ints(0, 0),
         drafted=ints(3, 3),
+        proposed=ints(3, 3),
         start=ints(0, 1),
         mm_ptr=np.array([0, 2, 3]),
         mm_pos=ints(0, 2, 1),
