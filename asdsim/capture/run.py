@@ -31,7 +31,8 @@ from ..trace.schema import DIVERGENCES, MIN_TOP_K
 from .drafters import check_overrides, check_spec, parse_layer_ids
 from .interrupt import uninterrupted
 from .prompts import Encoder, encode, parse_date, parse_template_args
-from .tasks import Message, Prompt, check_tasks, load_prompts, prompt_formats, without_folder
+from .tasks import Message, Prompt, check_tasks, load_prompts, prompt_formats, split_tasks, without_folder
+from .tasks.shots import Shots, check_shots, parse_shots
 
 __all__ = ["Plan", "Summary", "capture", "capture_with", "encode", "make_manifest", "make_requests"]
 
@@ -84,6 +85,8 @@ class Plan:
         Seed of the order of each task's prompts; they keep their own without it.
     turns : {"first", "all"}
         Whether later turns of the user are asked, each a request whose prompt holds the strict answers before.
+    shots : str, optional
+        ``"N"`` or ``"N:PATH"``: worked examples before each question; which are drawn, the seed decides.
     """
 
     out: Path
@@ -116,6 +119,7 @@ class Plan:
     shard: str | None = None
     shuffle: int | None = None
     turns: str = "first"
+    shots: str | None = None
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -127,6 +131,7 @@ class Plan:
             lambda: parse_template_args(self.chat_template_args),
             lambda: parse_date(self.template_date),
             self._check_turns,
+            self._check_shots,
             *(
                 partial(_at_least, flag, value, lowest)
                 for flag, value, lowest in (
@@ -161,6 +166,15 @@ class Plan:
     def _check_turns(self) -> None:
         if self.turns == "all" and self.shard is not None:
             raise UsageError("--turns all and --shard: turns of one prompt cannot be parted", fix="leave one out")
+
+    def _check_shots(self) -> None:
+        if self.shots is not None:
+            check_shots(parse_shots(self.shots), (task.partition(":")[0] for task in split_tasks(self.task)))
+
+    @property
+    def examples(self) -> Shots | None:
+        """Worked examples before each question."""
+        return parse_shots(self.shots, self.seed)
 
     @property
     def folder(self) -> Path:
@@ -366,6 +380,7 @@ def make_manifest(
             "limit": plan.limit,
             "offset": plan.offset,
             **({} if plan.shuffle is None else {"shuffle": plan.shuffle}),
+            **({} if plan.examples is None else {"shots": plan.examples.count}),
             "divergences": list(plan.divergences),
             **(encoder or encoder_of(target.tokenizer, plan)).settings(),
             "prompts_sha256": prompts.hexdigest(),
@@ -374,7 +389,7 @@ def make_manifest(
         notes={
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "threads": torch.get_num_threads(),
-            "prompt_formats": prompt_formats(plan.task),
+            "prompt_formats": prompt_formats(plan.task, plan.examples),
         },
     )
 
@@ -431,7 +446,9 @@ def capture(
     AsdsimError
         On anything that a user can mend. Nothing is written before all prompts and models have been checked.
     """
-    prompts = load_prompts(plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline, shuffle=plan.shuffle)
+    prompts = load_prompts(
+        plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline, shuffle=plan.shuffle, shots=plan.examples
+    )  # fmt: skip
     from ..engines.transformers.load import load_target
     from .drafters import check_head, make_drafter
 

@@ -38,6 +38,9 @@ from .common import PathOrUrl, config_option, counted, json_option, note, print_
               help="Shuffle the prompts of each task before --offset and --limit.")  # fmt: skip
 @click.option("--turns", default="first", show_default=True, metavar="first|all",
               help="Ask later turns too, each with the strict answers before it in its prompt.")  # fmt: skip
+@click.option("--shots", metavar="N[:PATH]",
+              help="Put N worked examples before each question, from the hub or a file with the same fields; for "
+                   "gsm8k, mbpp and mmlu.")  # fmt: skip
 @click.option("--K", "K", type=int, default=7, show_default=True, help="Draft tokens per step.")
 @click.option("--max-new-tokens", type=int, default=96, show_default=True, help="Token limit of each request.")
 @click.option("--rule", default="strict", show_default=True, help="Acceptance rule during the capture: strict or asd.")
@@ -52,7 +55,7 @@ from .common import PathOrUrl, config_option, counted, json_option, note, print_
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--revision", help="Branch, tag or commit of the target on the hub.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Recorded with the trace.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Recorded with the trace; draws --shots.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="Must be 0: decoding is greedy.")
 @click.option("--chat-template/--no-chat-template", default=True, show_default=True,
               help="Apply the target's chat template to the prompts.")  # fmt: skip

@@ -139,9 +139,10 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         click.option("--scorer", "scorers", multiple=True, metavar="TASK=SCORER",
                      help="Scorer of a task, if not the one of its name: gsm8k, gsm8k-strict, gsm8k-flexible (as "
-                          "lm-eval), math500, mmlu, ifeval, humaneval, mbpp, exact, contains (the reference is in the "
-                          "output), regex:PATTERN (found in the output; a group must equal the reference), or "
-                          "MODULE:FUNCTION, your own function of output and reference."),
+                          "lm-eval), math500, mmlu, mmlu-letter (the first line is the letter), ifeval, humaneval, "
+                          "mbpp, exact, contains (the reference is in the output), regex:PATTERN (found in the "
+                          "output; a group must equal the reference), or MODULE:FUNCTION, your own function of output "
+                          "and reference."),
         click.option("--allow-code-execution", "allow_code", is_flag=True,
                      help="Run the programs that the model wrote (humaneval, mbpp), in a limited process."),
         click.option("--timeout", default=5.0, show_default=True, help="Seconds that each program may take."),

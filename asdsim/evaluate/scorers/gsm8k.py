@@ -1,4 +1,4 @@
-"""GSM8K: the last boxed answer or, where nothing is boxed, the last number, compared as numbers.
+"""GSM8K: the last boxed answer or, where nothing is boxed, the last number or fraction, compared as numbers.
 
 :func:`strict` and :func:`flexible` are the two readings that lm-eval reports (``gsm8k.yaml``, version 3), compared as
 text as it does; the prompt of asdsim asks for a box, so they are printed beside the verdict, not in its place.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
-NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?|[-+]?\.\d+")
+NUMBER = re.compile(r"(?:([-+]?\d+)\s+(?=\d+/\d))?([-+]?\d[\d,]*(?:\.\d+)?|[-+]?\.\d+)(?:/(\d+))?")
+"""A whole number before a fraction, the number, and what it is divided by."""
+FRACTION = re.compile(r"((?<=\d))?\\[dt]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
 MARKED = re.compile(r"#### (\-?[0-9\.\,]+)")
 ANY_NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 
@@ -17,14 +19,25 @@ ANY_NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 def answer(text: str) -> Decimal | None:
     r"""Return the number that a text gives as its answer, None where there is none.
 
-    Of ``\boxed{..}`` the last one counts, braces inside it included, and of its content the last number; a box without
-    a number is no answer, whatever stands before it. An unfinished box (the output was cut) counts as far as it goes.
+    Of ``\boxed{..}`` the last one counts, braces inside it included, and of its content the last number; 1/2 and 2 1/2
+    are one number. A box without a number is no answer, whatever stands before it. An unfinished box (the output was
+    cut) counts as far as it goes.
     """
     start = text.rfind("\\boxed{")
     if start >= 0:
         text = _inside(text[start + len("\\boxed{") :])
+    text = FRACTION.sub(lambda of: f"{'' if of[1] is None else ' '}{of[2] or of[3]}/{of[4] or of[5]}", text)
     found = NUMBER.findall(text.replace("{,}", ",").replace("\\!", "").replace("\\,", ""))
-    return _number(found[-1]) if found else None
+    return _value(*found[-1]) if found else None
+
+
+def _value(whole: str, text: str, divisor: str) -> Decimal | None:
+    """Return the number that 2 1/2, 1/2 or 1,800 stands for; None for one that cannot be."""
+    number, below = _number(text), Decimal(divisor or 1)
+    if number is None or not below:
+        return None
+    part = number / below
+    return part if not whole else (Decimal(whole) - part if whole.startswith("-") else Decimal(whole) + part)
 
 
 def _inside(text: str) -> str:
