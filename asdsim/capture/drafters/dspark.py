@@ -329,7 +329,7 @@ class DSpark(Head):
         tensor (batch, m, width)
             h, behind the last norm.
         """
-        x = (self.embed_tokens if hasattr(self, "embed_tokens") else self.borrowed.embedding)(tokens)
+        x = (self.embed_tokens if hasattr(self, "embed_tokens") else self.borrowed.embed)(tokens)
         for i, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)
             x = x + layer.self_attn(normed, positions, self.rotaries[i], masks[i], memory.held(i))
@@ -339,7 +339,7 @@ class DSpark(Head):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logit rows (.., V_d) over the draft vocabulary, without the Markov term."""
-        rows: torch.Tensor = (self.lm_head if hasattr(self, "lm_head") else self.borrowed.output)(hidden)
+        rows: torch.Tensor = (self.lm_head if hasattr(self, "lm_head") else self.borrowed.project)(hidden)
         return rows
 
     def confidence(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor | None:

@@ -249,7 +249,7 @@ class Eagle3(Head):
         tensor (batch, n, width)
             x, before the last norm.
         """
-        embedding = (self.embed_tokens if hasattr(self, "embed_tokens") else self.borrowed.embedding)(tokens)
+        embedding = (self.embed_tokens if hasattr(self, "embed_tokens") else self.borrowed.embed)(tokens)
         layer = self.layer
         if self.early:
             z = residual = self.fc(torch.cat([embedding, features], dim=-1))
@@ -263,7 +263,7 @@ class Eagle3(Head):
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return logit rows (.., V_d) over the draft vocabulary."""
-        output = self.lm_head if hasattr(self, "lm_head") else self.borrowed.output
+        output = self.lm_head if hasattr(self, "lm_head") else self.borrowed.project
         rows: torch.Tensor = output(x if self.early else self.norm(x))
         return rows
 

@@ -21,6 +21,7 @@ import torch
 from ...engines.protocol import Drafter, DrafterSession, ManyProposer, ManyScorer, Proposal, TargetSession
 from ...engines.transformers.forward import common_prefix
 from ...engines.transformers.model import config_sha256
+from ...engines.transformers.place import device_of, whole
 from ...errors import CaptureError, UsageError
 from ...files import Fields
 from ..loop import check_width
@@ -507,11 +508,12 @@ def fill(head: Head, checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor]
             raise checkpoint.error(
                 f"tensor {name} is {tuple(tensors[name].shape)}, not {tuple(wanted[name].shape)}",
             )
-    if target_model.device.type == "meta":
+    device = device_of(target_model.get_input_embeddings())  # gets the states, see LanguageModel
+    if device.type == "meta":
         return head
-    place = {"device": target_model.device, "dtype": target_model.dtype}
+    place = {"device": device, "dtype": target_model.dtype}
     head.load_state_dict({name: tensor.to(**place) for name, tensor in tensors.items()}, assign=True)
-    return head.to(target_model.device).eval()
+    return head.to(device).eval()
 
 
 class Borrowed:
@@ -530,13 +532,23 @@ class Borrowed:
         if token_ids is not None:
             self.output = _rows(self.output, token_ids)
 
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return embeddings (.., d) of tokens (..,), where the tokens are."""
+        embedded: torch.Tensor = self.embedding(tokens.to(device_of(self.embedding)))
+        return embedded.to(tokens.device)
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logit rows (.., V_d) of states (.., d), where the states are."""
+        rows: torch.Tensor = self.output(hidden.to(device_of(self.output)))
+        return rows.to(hidden.device)
+
 
 def _rows(output: Any, token_ids: torch.Tensor) -> torch.nn.Linear:
-    weight, bias = output.weight.detach(), getattr(output, "bias", None)
+    weight, bias = whole(output, "weight"), whole(output, "bias")
     rows = torch.nn.Linear(weight.shape[1], len(token_ids), bias=bias is not None, device="meta")
     rows.weight = torch.nn.Parameter(weight[token_ids.to(weight.device)], requires_grad=False)
     if bias is not None:
-        rows.bias = torch.nn.Parameter(bias.detach()[token_ids.to(weight.device)], requires_grad=False)
+        rows.bias = torch.nn.Parameter(bias[token_ids.to(weight.device)], requires_grad=False)
     return rows
 
 

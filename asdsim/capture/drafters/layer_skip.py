@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial, update_wrapper
+from types import MethodType
 from typing import Any
 
 import torch
@@ -57,11 +59,20 @@ def skip_layers(model: Any, layers: Sequence[int]) -> Any:
 
 
 def _share(module: Any) -> Any:
-    """Copy the tree of modules, not the parameters in it."""
+    """Copy the tree of modules, not the parameters in it.
+
+    A ``forward`` that was set on a module, as accelerate does to move inputs between devices, runs that module and not
+    its copy: it is bound anew.
+    """
     twin = copy.copy(module)
     twin.__dict__["_modules"] = {
         name: None if child is None else _share(child) for name, child in module._modules.items()
     }
+    for name, value in module.__dict__.items():
+        if isinstance(value, MethodType) and value.__self__ is module:
+            twin.__dict__[name] = MethodType(value.__func__, twin)
+        elif isinstance(value, partial) and value.args[:1] == (module,):
+            twin.__dict__[name] = update_wrapper(partial(value.func, twin, *value.args[1:], **value.keywords), value)
     return twin
 
 

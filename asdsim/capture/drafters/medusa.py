@@ -118,7 +118,7 @@ class Medusa(Head):
             hidden.append(h)
         if len(self.outputs) > 1:
             return torch.stack([self.outputs[i](h) for i, h in enumerate(hidden)], 1)
-        output = self.outputs[0] if len(self.outputs) else self.borrowed.output
+        output = self.outputs[0] if len(self.outputs) else self.borrowed.project
         rows: torch.Tensor = output(torch.stack(hidden, 1))
         return rows
 

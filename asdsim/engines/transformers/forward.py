@@ -16,7 +16,9 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from ...errors import CaptureError
 from ..protocol import Proposal
+from .place import device_of, from_first, is_sharded
 
 
 class RoomyLayer(DynamicLayer):
@@ -64,6 +66,10 @@ def _grown(held: torch.Tensor | None, new: torch.Tensor, total: int) -> torch.Te
     return buffer
 
 
+KNOWN = ("transformers.cache_utils", __name__)
+"""Modules whose cache layers are known here."""
+
+
 class LanguageModel:
     """A causal model of Transformers, reduced to "run these tokens on that cache".
 
@@ -74,6 +80,13 @@ class LanguageModel:
 
     Attributes
     ----------
+    device : torch.device
+        Takes the tokens, and gets logits and hidden states, wherever the layers are.
+    rewinds : bool
+        Whether any number of tokens can be taken out of the KV cache again.
+    plain : bool
+        Whether all layers of the cache are of kinds known here. Others may keep more than keys and values: of those
+        nothing is taken back but by a copy, and their requests are not padded into one batch.
     taps : tuple of int
         Hidden states to keep of each run, ascending, as Transformers counts them: 0 the embeddings, i what layer i - 1
         puts out, the last behind the final norm.
@@ -84,7 +97,8 @@ class LanguageModel:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.config = model.config.get_text_config()
-        self.device: torch.device = model.device
+        self.device: torch.device = device_of(model.get_input_embeddings())
+        self._sharded = is_sharded(model)
         names = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
         self._keeps = "logits_to_keep" in names
@@ -92,6 +106,7 @@ class LanguageModel:
         kinds = set(getattr(self.config, "layer_types", None) or ())
         # Other layers (sliding window, recurrent) forget: they can be taken back only by what the last call added.
         self.rewinds = kinds <= {"full_attention"} and getattr(self.config, "sliding_window", None) is None
+        self.plain = all(type(layer).__module__ in KNOWN for layer in getattr(self.new_cache(), "layers", []))
         self.taps: tuple[int, ...] = ()
         self.states: torch.Tensor | None = None
 
@@ -105,6 +120,12 @@ class LanguageModel:
             return states
         parts = states.unflatten(-1, (len(self.taps), -1))
         return parts[..., [self.taps.index(tap) for tap in taps], :].flatten(-2)
+
+    @cached_property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices that its layers compute on."""
+        own = [module for module in self.model.modules() if any(True for _ in module.parameters(recurse=False))]
+        return tuple(sorted({device_of(module) for module in own}, key=str))
 
     @cached_property
     def hidden_size(self) -> int:
@@ -157,9 +178,20 @@ class LanguageModel:
             extra["output_hidden_states"] = True
         result = self.model(input_ids=tokens, **extra)
         if self.taps:
-            self.states = torch.cat([result.hidden_states[tap] for tap in self.taps], dim=-1)
-        logits = result.logits
-        return logits if self._keeps else logits[:, -keep:]
+            states = [result.hidden_states[tap].to(self.device) for tap in self.taps]
+            if states[0].ndim != 3:
+                raise CaptureError(
+                    f"the target's hidden states have {states[0].ndim - 2} axes, which no head here was made for",
+                    fix="use --drafter lookup, layer-skip or model:NAME",
+                )
+            self.states = torch.cat(states, dim=-1)
+        logits = result.logits.to(self.device)
+        if not self._keeps:
+            logits = logits[:, -keep:]
+        if self._sharded:  # sums may differ from process to process in their last bits, decisions must not
+            logits = from_first(logits)
+            self.states = self.states if self.states is None else from_first(self.states)
+        return logits
 
 
 class Thread:
@@ -175,6 +207,7 @@ class Thread:
         self.cache = lm.new_cache()
         self.ids: list[int] = []
         self._added = 0  # tokens that the last call appended
+        self._copy: tuple[Any, list[int]] | None = None  # an earlier state of a cache that cannot be cropped
         self._taps = lm.taps
         self._states: torch.Tensor | None = None  # (at least len(ids), taps x d)
 
@@ -182,8 +215,10 @@ class Thread:
         """Return the last ``keep`` logit rows (keep, V) for the sequence ``ids``; runs what the cache does not hold."""
         if self._taps != self.lm.taps:  # tapped since: what was run before was not kept
             self.cache, self.ids, self._added = self.lm.new_cache(), [], 0
-            self._taps, self._states = self.lm.taps, None
+            self._taps, self._states, self._copy = self.lm.taps, None, None
         common = min(common_prefix(self.ids, ids), len(ids) - keep)
+        if not self.lm.plain:
+            return self._rows_by_copies(ids, keep, common)
         surplus = len(self.ids) - common
         if surplus > self._added and not self.lm.rewinds:
             self.cache, self.ids, self._added = self.lm.new_cache(), [], 0
@@ -195,6 +230,21 @@ class Thread:
         self._keep_states(common)
         self.ids = ids[:]
         self._added = len(ids) - common
+        return logits[0]
+
+    def _rows_by_copies(self, ids: list[int], keep: int, common: int) -> torch.Tensor:
+        """Do what :meth:`rows` does from the last copy of the cache, made before the rows that may be taken back."""
+        if common < len(self.ids):
+            held = self._copy if self._copy is not None and len(self._copy[1]) <= common else (self.lm.new_cache(), [])
+            self.cache, self.ids = copy.deepcopy(held[0]), held[1]
+        begin, middle = len(self.ids), len(ids) - keep
+        if begin < middle:
+            self.lm.run(torch.tensor([ids[begin:middle]], device=self.lm.device), self.cache, 1)
+            self._keep_states(begin)
+        self._copy = copy.deepcopy(self.cache), ids[:middle]
+        logits = self.lm.run(torch.tensor([ids[middle:]], device=self.lm.device), self.cache, keep)
+        self._keep_states(middle)
+        self.ids = ids[:]
         return logits[0]
 
     def states(self, ids: list[int]) -> torch.Tensor:
@@ -225,6 +275,7 @@ class Thread:
         twin = Thread(self.lm)
         twin.cache, twin.ids, twin._added = copy.deepcopy(self.cache), self.ids[:], self._added
         twin._taps, twin._states = self._taps, None if self._states is None else self._states.clone()
+        twin._copy = self._copy  # never run on
         return twin
 
     def greedy(self, ids: list[int], steps: int) -> tuple[list[int], torch.Tensor]:
@@ -286,6 +337,8 @@ def draft_greedy_many(
     """Draft greedily for unrelated prefixes in one batch."""
     if not prefixes:
         return []
+    if not lm.plain:
+        return [draft_greedy(Thread(lm), prefix, num_draft_tokens, keep_logits) for prefix in prefixes]
     tokens, mask, positions = left_pad(prefixes, lm.device)
     cache = lm.new_cache()
     rows, picked = [], []

@@ -10,7 +10,8 @@ Where the bound is reached, everything is dropped and built anew: answers never 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -85,9 +86,10 @@ class KVPool:
         device = self.lm.device
         cache = self.lm.new_cache()
         if longest:
-            index = index.to(device)
+            at = _on_each_device(index)
             for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
-                cache.update(keys[index].transpose(1, 2), values[index].transpose(1, 2), layer)
+                place = at(keys.device)
+                cache.update(keys[place].transpose(1, 2), values[place].transpose(1, 2), layer)
         return cache, tokens.to(device), mask.to(device), positions.to(device)
 
     def store(
@@ -123,14 +125,17 @@ class KVPool:
                 last = slot
         if not row_of:
             return
-        pick, place = torch.tensor(row_of, device=self.lm.device), torch.tensor(column_of, device=self.lm.device)
+        rows_at, columns_at = _on_each_device(torch.tensor(row_of)), _on_each_device(torch.tensor(column_of))
         for pool, name in ((self._keys, "keys"), (self._values, "values")):
             for layer, entry in enumerate(cache.layers):
-                _put(pool, layer, base, getattr(entry, name)[pick, :, place])
+                held_now = getattr(entry, name)
+                device = held_now.device
+                _put(pool, layer, base, held_now[rows_at(device), :, columns_at(device)])
         if self.lm.taps:
             assert self.lm.states is not None
-            older = cache.layers[0].keys.shape[-2] - self.lm.states.shape[1]  # columns that were held, not run
-            _put(self._states, 0, base, self.lm.states[pick, place - older])
+            states, device = self.lm.states, self.lm.device
+            older = cache.layers[0].keys.shape[-2] - states.shape[1]  # columns that were held, not run
+            _put(self._states, 0, base, states[rows_at(device), columns_at(device) - older])
 
     def states(self, slots: Sequence[int]) -> torch.Tensor:
         """Return the tapped states (n, taps x d) of slots."""
@@ -145,6 +150,11 @@ class KVPool:
     def _slot_bytes(self) -> int:
         held = (*self._keys, *self._values, *self._states)
         return sum(tensor[0].numel() * tensor.element_size() for tensor in held)
+
+
+def _on_each_device(index: torch.Tensor) -> Callable[[torch.device], torch.Tensor]:
+    """Return what gives an index on a device; each layer of a model may be on its own."""
+    return lru_cache(maxsize=None)(index.to)
 
 
 def _put(pool: list[torch.Tensor], layer: int, base: int, fresh: torch.Tensor) -> None:

