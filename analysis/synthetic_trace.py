@@ -53,7 +53,7 @@ def rows_of(rng: np.random.Generator, blocks: int) -> dict[str, Array]:
     return {
         "i": (np.arange(rows) % WIDTH).astype(np.int16), "bonus": bonus, "draft_id": draft, "argmax_id": ids[:, 0],
         "draft_logit": logit, "rank": rank, "top_ids": ids, "top_logits": top,
-        "logsumexp": (top[:, 0] + rng.exponential(0.7, rows)).astype(np.float32),
+        "logsumexp": (top[:, 0] + np.minimum(rng.exponential(0.7, rows), 9.0)).astype(np.float32),
         "entropy": np.minimum(rng.exponential(1.2, rows), 9.0).astype(np.float32),
         "draft_logprob": -rng.exponential(1.0, rows).astype(np.float32),
     }  # fmt: skip

@@ -57,7 +57,16 @@ def check_fits(folder: Path, manifest: Manifest, narrow: bool) -> None:
     TraceError
         With the bytes needed and the bytes free.
     """
-    needed, free = estimated_bytes(manifest, narrow), available_memory()
+    _check(folder, estimated_bytes(manifest, narrow))
+
+
+def check_group_fits(folder: Path, manifest: Manifest, rows: int) -> None:
+    """Refuse to read a group of requests of so many positions that memory cannot hold; see :func:`check_fits`."""
+    _check(folder, BASE + rows * (POSITION + 2 * (8 * manifest.top_k + 52) + STEP))
+
+
+def _check(folder: Path, needed: int) -> None:
+    free = available_memory()
     if free is not None and TOLERANCE * needed > free:
         raise TraceError(
             f"reading it takes about {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free",

@@ -182,6 +182,7 @@ def build_trace(
     *,
     rows: int,
     narrow: bool = False,
+    first: int = 0,
 ) -> Trace:
     """Sort three tables, connect their rows, and check them.
 
@@ -196,6 +197,8 @@ def build_trace(
         Rows that the parts of ``positions`` hold together.
     narrow : bool
         See :func:`read_trace`.
+    first : int
+        ``request_index`` of the first request.
 
     Raises
     ------
@@ -213,6 +216,7 @@ def build_trace(
         step_request=np.empty(0, np.int32),
         pos_ptr=np.zeros(1, np.int64),
         step_ptr=np.zeros(table.num_rows + 1, np.int64),
+        first=first,
         _origin={"requests": Origin.of(requests, order)},
     )
     check_requests(trace)

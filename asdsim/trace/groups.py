@@ -1,0 +1,221 @@
+"""Read a trace a group of requests at a time, in memory that does not grow with it.
+
+A shard holds rows in the order in which they were captured: the captured path of one request after another, then the
+steps that ``cover`` added, wave by wave. So the rows of a group of neighbouring requests stand close together in a few
+shards, and one pass over all shards at once meets every row once::
+
+    positions-00001  | 0 0 0 1 1 | 1 2 2 2 | 3 3 3 4 |        the captured path
+    positions-00002  | 0 1 1 | 2 4 4 |                        added by cover
+                       ^^^^^^^ group 0 .. 1: read row groups until the next one begins behind request 1,
+                               and keep what belongs to later groups
+
+Which requests a row group holds is looked up first, from one column. What is handed out is checked as by
+:func:`asdsim.trace.reader.read_trace`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import TraceError
+from .fits import check_group_fits
+from .manifest import Manifest, Shard
+from .reader import build_trace, load_manifest, read_shard
+from .rows import request_rows
+from .schema import TABLES, file_schema
+from .sizes import EXPANSION, RESTORE, ROOM, check_size, unpacked_bytes
+from .stored import RECAPTURE, Part, Source, Trace
+from .tables import to_numpy
+
+Int64 = npt.NDArray[np.int64]
+
+GROUP_ROWS = 1 << 19
+"""Positions of a group; a request with more is a group of its own."""
+
+CHANGED = "the trace was changed while it was read"
+
+
+class StreamedTrace(Source):
+    """A trace on disk, of which one group of requests at a time is in memory.
+
+    Parameters
+    ----------
+    path : path
+        The directory.
+    verify : bool
+        False skips the SHA-256 of the shards; everything else is still checked.
+    rows : int
+        Positions of a group, at most, unless a single request has more.
+
+    Attributes
+    ----------
+    path : Path
+    manifest : Manifest
+    bounds : list of int
+        Group n holds the requests ``bounds[n] .. bounds[n + 1] - 1``.
+    prompt_tokens : int64 (R,)
+        Tokens of each prompt.
+
+    Raises
+    ------
+    TraceError
+        If the manifest or the requests cannot be trusted; everything else is checked as groups are read.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, verify: bool = True, rows: int = GROUP_ROWS, manifest: Manifest | None = None
+    ) -> None:
+        self.path, self.verify = Path(path), verify
+        self.manifest = manifest or load_manifest(self.path)[0]
+        self._names, self.prompt_tokens = self._read_requests()
+        self._known = {name: row for row, name in enumerate(self._names)}
+        self._floors: dict[str, Int64] = {}
+        per_request = np.zeros(len(self._names), np.int64)
+        for shard in self.manifest.shards:
+            owners = [] if shard.table == "requests" else list(self._owners(shard))
+            lowest = [int(rows_of.min(initial=len(self._names))) for rows_of in owners]
+            self._floors[shard.name] = np.minimum.accumulate(np.array([*lowest, len(self._names)], np.int64)[::-1])[::-1]
+            if shard.table == "positions":
+                for rows_of in owners:
+                    per_request += np.bincount(rows_of, minlength=len(per_request))
+        self.bounds = _cut(per_request, rows)
+        check_group_fits(self.path, self.manifest, int(np.add.reduceat(per_request, self.bounds[:-1]).max(initial=0)))
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that it holds."""
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"StreamedTrace({str(self.path)!r}: {self.num_requests} requests in {len(self.bounds) - 1} groups)"
+
+    def request_ids(self) -> list[str]:
+        """Return the ids of all requests, in the order of capture."""
+        return self._names
+
+    def _read_requests(self) -> tuple[list[str], Int64]:
+        """Return id and prompt length of every request."""
+        names: list[str] = []
+        index: list[Int64] = [np.zeros(0, np.int64)]
+        lengths: list[Int64] = [np.zeros(0, np.int64)]
+        for shard in self.manifest.shards_of("requests"):
+            for part in read_shard(self.path, shard, self.manifest.top_k, self.verify):
+                names += part.table["request_id"].to_pylist()
+                index.append(to_numpy(part.table["request_index"]).astype(np.int64))
+                column = part.table["prompt_ids"].combine_chunks()
+                if len(column):
+                    lengths.append(np.diff(column.offsets.to_numpy()).astype(np.int64))
+        order = np.argsort(np.concatenate(index), kind="stable")
+        names = [names[row] for row in order.tolist()]
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise TraceError(f"the request {name!r} appears twice", where=str(self.path), fix=RECAPTURE)
+            seen.add(name)
+        return names, np.concatenate(lengths)[order]
+
+    def _owners(self, shard: Shard) -> Iterator[npt.NDArray[np.int32]]:
+        """Yield the request of each row of a shard, a row group at a time: not verified, so a hint of where to look."""
+        file, expected = self.path / shard.name, file_schema(shard.table, self.manifest.top_k)
+        try:
+            with pq.ParquetFile(file, read_dictionary=["request_id"]) as parquet:
+                if parquet.metadata.schema.to_arrow_schema().remove_metadata().equals(expected):
+                    check_size(unpacked_bytes(parquet.metadata, expected), ROOM + EXPANSION * shard.bytes, file)
+                    for group in range(parquet.num_row_groups):
+                        keys = parquet.read_row_group(group, columns=["request_id"])
+                        yield request_rows(Part(keys, shard.name), self._known, self.path)
+                    return
+        except (pa.ArrowException, OSError, ValueError):
+            pass
+        for _ in read_shard(self.path, shard, self.manifest.top_k, True):  # says what is wrong with it
+            pass
+        raise TraceError(CHANGED, where=str(file), fix=RESTORE)
+
+    def groups(self) -> Iterator[Trace]:
+        """Yield the trace a group of requests at a time, each a valid trace of its own.
+
+        Raises
+        ------
+        TraceError
+            As :func:`asdsim.trace.reader.read_trace`, when the first group with something wrong is read.
+        """
+        streams = {table: [_Stream(self, shard) for shard in self.manifest.shards_of(table)] for table in TABLES}
+        for first, end in pairwise(self.bounds):
+            parts = {table: [part for stream in streams[table] for part in stream.until(end)] for table in TABLES}
+            rows = sum(part.table.num_rows for part in parts["positions"])
+            yield build_trace(
+                self.path, self.manifest, parts["requests"], parts["steps"], parts["positions"], rows=rows, first=first
+            )
+        for table in TABLES:
+            for stream in streams[table]:
+                if stream.until(self.num_requests + 1):
+                    raise TraceError(CHANGED, where=str(self.path), fix=RESTORE)
+
+
+class _Stream:
+    """Rows of one shard, up to a request at a time."""
+
+    def __init__(self, trace: StreamedTrace, shard: Shard) -> None:
+        self.trace, self.table = trace, shard.table
+        self.parts = read_shard(trace.path, shard, trace.manifest.top_k, trace.verify)
+        self.floors = trace._floors[shard.name]
+        self.read = 0
+        self.held: list[tuple[npt.NDArray[np.int64], Part]] = []
+
+    def until(self, end: int) -> list[Part]:
+        """Return the rows of requests below ``end`` that were not returned before."""
+        found: list[Part] = []
+        waiting, self.held = self.held, []
+        for owner, part in waiting:
+            self._split(owner, part, end, found)
+        # Row groups of requests are few and small: all are read at once.
+        while self.table == "requests" or self.read < len(self.floors) - 1:
+            if self.table != "requests" and self.floors[self.read] >= end:
+                break
+            part = next(self.parts, None)  # type: ignore[arg-type]
+            self.read += 1
+            if part is None:
+                break
+            self._split(self._owner(part), part, end, found)
+        if self.table != "requests" and self.read == len(self.floors) - 1:
+            self.read += 1
+            for part in self.parts:  # to its end: the number of rows is checked there
+                self._split(self._owner(part), part, end, found)
+        return found
+
+    def _owner(self, part: Part) -> npt.NDArray[np.int64]:
+        if self.table == "requests":
+            return to_numpy(part.table["request_index"]).astype(np.int64)
+        return request_rows(part, self.trace._known, self.trace.path).astype(np.int64)
+
+    def _split(self, owner: npt.NDArray[np.int64], part: Part, end: int, found: list[Part]) -> None:
+        """Put the rows of requests below ``end`` into ``found``, and hold the others."""
+        now = owner < end
+        turns = np.flatnonzero(np.diff(now)) + 1
+        for lo, hi in pairwise([0, *turns.tolist(), len(owner)]):
+            if lo == hi:
+                continue
+            piece = Part(part.table.slice(lo, hi - lo), part.shard, part.first + lo)
+            if now[lo]:
+                found.append(piece)
+            else:
+                self.held.append((owner[lo:hi], piece))
+
+
+def _cut(per_request: Int64, rows: int) -> list[int]:
+    """Return the bounds of groups of neighbouring requests of at most so many rows, or one request each."""
+    bounds, before = [0], 0
+    total = np.cumsum(per_request)
+    while bounds[-1] < len(total):
+        end = int(np.searchsorted(total, before + rows, side="right"))
+        bounds.append(max(end, bounds[-1] + 1))
+        before = int(total[bounds[-1] - 1])
+    return bounds if len(bounds) > 1 else [0, 0]
