@@ -16,7 +16,7 @@ Which requests a row group holds is looked up first, from one column. What is ha
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -63,6 +63,8 @@ class StreamedTrace(Source):
         Group n holds the requests ``bounds[n] .. bounds[n + 1] - 1``.
     prompt_tokens : int64 (R,)
         Tokens of each prompt.
+    progress : callable, optional
+        Called with the positions of each group that was read.
 
     Raises
     ------
@@ -73,7 +75,8 @@ class StreamedTrace(Source):
     def __init__(
         self, path: str | os.PathLike[str], *, verify: bool = True, rows: int = GROUP_ROWS, manifest: Manifest | None = None
     ) -> None:
-        self.path, self.verify = Path(path), verify
+        self.path, self.verify, self.rows = Path(path), verify, rows
+        self.progress: Callable[[int], None] | None = None
         self.manifest = manifest or load_manifest(self.path)[0]
         self._names, self.prompt_tokens = self._read_requests()
         self._known = {name: row for row, name in enumerate(self._names)}
@@ -139,8 +142,13 @@ class StreamedTrace(Source):
             pass
         raise TraceError(CHANGED, where=str(file), fix=RESTORE)
 
-    def groups(self) -> Iterator[Trace]:
+    def groups(self, wanted: Container[int] | None = None) -> Iterator[Trace]:
         """Yield the trace a group of requests at a time, each a valid trace of its own.
+
+        Parameters
+        ----------
+        wanted : container of int, optional
+            Numbers of the groups to yield; the rows of others are skipped unchecked.
 
         Raises
         ------
@@ -148,12 +156,19 @@ class StreamedTrace(Source):
             As :func:`asdsim.trace.reader.read_trace`, when the first group with something wrong is read.
         """
         streams = {table: [_Stream(self, shard) for shard in self.manifest.shards_of(table)] for table in TABLES}
-        for first, end in pairwise(self.bounds):
+        for n, (first, end) in enumerate(pairwise(self.bounds)):
             parts = {table: [part for stream in streams[table] for part in stream.until(end)] for table in TABLES}
             rows = sum(part.table.num_rows for part in parts["positions"])
-            yield build_trace(
-                self.path, self.manifest, parts["requests"], parts["steps"], parts["positions"], rows=rows, first=first
-            )
+            if wanted is None or n in wanted:
+                group = build_trace(
+                    self.path, self.manifest, parts["requests"], parts["steps"], parts["positions"], rows=rows,
+                    first=first,
+                )  # fmt: skip
+                parts.clear()
+                yield group
+                del group  # before the next one is read
+            if self.progress:
+                self.progress(rows)
         for table in TABLES:
             for stream in streams[table]:
                 if stream.until(self.num_requests + 1):
