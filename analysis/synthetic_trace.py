@@ -118,7 +118,11 @@ def batch(first: int, number: int, seed: int, cover: float) -> Iterator[tuple[st
         "max_new_tokens": pa.array(limit), "eos_ids": _lists(np.zeros(0, np.int32), 0, number),
         "stop": pa.array(["fixed"] * number),
     }  # fmt: skip
-    yield "requests", 0, pa.table({field.name: requests[field.name].cast(field.type) for field in schema}, schema=schema)
+    yield (
+        "requests",
+        0,
+        pa.table({field.name: requests[field.name].cast(field.type) for field in schema}, schema=schema),
+    )
     owner, step_id = np.repeat(np.arange(number), STEPS), np.tile(np.arange(STEPS), number)
     before = np.concatenate([[0], accepted[:-1]])
     root = step_id == 0
@@ -175,7 +179,8 @@ def write(folder: Path, positions: int, seed: int, cover: float) -> None:
         flush(key)
     manifest = Manifest(
         target={"name": "synthetic"}, drafter={"name": "synthetic"}, vocab_size=VOCAB, num_draft_tokens=K, top_k=TOP,
-        max_new_tokens=STEPS * WIDTH, stop="fixed", tasks=[f"synthetic-{n}" for n in range(3)], seed=seed, shards=shards,
+        max_new_tokens=STEPS * WIDTH, stop="fixed", tasks=[f"synthetic-{n}" for n in range(3)], seed=seed,
+        shards=shards,
     )  # fmt: skip
     write_atomically(folder / MANIFEST, dump(manifest))
 

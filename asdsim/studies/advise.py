@@ -23,6 +23,7 @@ from ..errors import UsageError
 from ..evaluate.cost import Cost
 from ..evaluate.quality import Evaluator, strict_beside
 from ..rules.settings import STRICT, Grid
+from ..trace.graph import whole_graph
 from ..trace.stored import Trace
 from ..walk.batch import Paths, Served, Times, parent_edges, paths_of, simulate
 from ..walk.request import TOKENS
@@ -221,7 +222,8 @@ def candidates_of(
         chosen = np.flatnonzero(kept)
         if not len(chosen):
             continue
-        paths, which = paths_of(graph, parent_edges(graph), walks.edge[chosen].astype(np.int64))
+        laid_out = whole_graph(graph)
+        paths, which = paths_of(laid_out, parent_edges(laid_out), walks.edge[chosen].astype(np.int64))
         for row, setting in enumerate(chosen):
             part = grid[[int(setting)]]
             name = AS_CAPTURED if grid is baseline else setting_name(part)

@@ -174,6 +174,11 @@ class Graphs(Protocol):
         ...
 
 
+def whole_graph(graphs: Graphs) -> Graph:
+    """Return a graph in one piece: memory grows with the trace."""
+    return graphs if isinstance(graphs, Graph) else join_graphs(graph for _, graph in graphs.parts())
+
+
 def join_graphs(graphs: Iterable[Graph]) -> Graph:
     """Return one graph of all requests from those of neighbouring groups."""
     parts: dict[str, list[npt.NDArray[Any]]] = {}

@@ -16,7 +16,7 @@ Which requests a row group holds is looked up first, from one column. What is ha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,14 +26,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
-from .fits import check_group_fits
-from .manifest import Manifest, Shard
-from .reader import build_trace, load_manifest, read_shard
+from ..records import RequestRecord
+from .fits import BASE, MEMORY, check_group_fits, group_rows
+from .manifest import Shard
+from .reader import build_trace, load_manifest, only_requests, read_shard
 from .rows import request_rows
-from .schema import TABLES, file_schema
+from .schema import TABLES, file_schema, table_schema
 from .sizes import EXPANSION, RESTORE, ROOM, check_size, unpacked_bytes
-from .stored import RECAPTURE, Part, Source, Trace
-from .tables import to_numpy
+from .stored import Part, Source, Trace, request_records
+from .tables import Array, to_numpy
 
 Int64 = npt.NDArray[np.int64]
 
@@ -52,17 +53,19 @@ class StreamedTrace(Source):
         The directory.
     verify : bool
         False skips the SHA-256 of the shards; everything else is still checked.
-    rows : int
-        Positions of a group, at most, unless a single request has more.
+    memory : float
+        Bytes that reading it, and what is made of it, should take; sets ``rows``.
+    keep : bool
+        Whether graphs are kept beside it, see :mod:`asdsim.trace.store`.
 
     Attributes
     ----------
     path : Path
     manifest : Manifest
+    rows : int
+        Positions of a group, at most, unless a single request has more.
     bounds : list of int
         Group n holds the requests ``bounds[n] .. bounds[n + 1] - 1``.
-    prompt_tokens : int64 (R,)
-        Tokens of each prompt.
     progress : callable, optional
         Called with the positions of each group that was read.
 
@@ -73,19 +76,28 @@ class StreamedTrace(Source):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, verify: bool = True, rows: int = GROUP_ROWS, manifest: Manifest | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        memory: float = MEMORY,
+        keep: bool = True,
+        rows: int = GROUP_ROWS,
     ) -> None:
-        self.path, self.verify, self.rows = Path(path), verify, rows
+        self.path, self.verify, self.memory, self.keep = Path(path), verify, memory, keep
         self.progress: Callable[[int], None] | None = None
-        self.manifest = manifest or load_manifest(self.path)[0]
-        self._names, self.prompt_tokens = self._read_requests()
+        self.manifest = load_manifest(self.path)[0]
+        self.rows = group_rows(memory, self.manifest.top_k, rows)
+        self._names, self._prompt_tokens = self._read_requests()
         self._known = {name: row for row, name in enumerate(self._names)}
         self._floors: dict[str, Int64] = {}
         per_request = np.zeros(len(self._names), np.int64)
         for shard in self.manifest.shards:
             owners = [] if shard.table == "requests" else list(self._owners(shard))
             lowest = [int(rows_of.min(initial=len(self._names))) for rows_of in owners]
-            self._floors[shard.name] = np.minimum.accumulate(np.array([*lowest, len(self._names)], np.int64)[::-1])[::-1]
+            self._floors[shard.name] = np.minimum.accumulate(np.array([*lowest, len(self._names)], np.int64)[::-1])[
+                ::-1
+            ]
             if shard.table == "positions":
                 for rows_of in owners:
                     per_request += np.bincount(rows_of, minlength=len(per_request))
@@ -100,9 +112,48 @@ class StreamedTrace(Source):
     def __repr__(self) -> str:
         return f"StreamedTrace({str(self.path)!r}: {self.num_requests} requests in {len(self.bounds) - 1} groups)"
 
+    @property
+    def prompt_tokens(self) -> Int64:
+        """Tokens of each prompt, int64 (R,)."""
+        return self._prompt_tokens
+
+    @property
+    def room(self) -> float:
+        """Bytes for what is known per request and setting, beside the group that is read."""
+        return (self.memory - BASE) / 2
+
     def request_ids(self) -> list[str]:
         """Return the ids of all requests, in the order of capture."""
         return self._names
+
+    def request_records(self) -> list[RequestRecord]:
+        """Return all requests as records: these are in memory then, the steps are not."""
+        kept = [part.table for shard in self.manifest.shards_of("requests") for part in self._parts(shard)]
+        if not kept:
+            return []
+        table = pa.concat_tables(kept).sort_by("request_index")
+        return request_records({name: to_numpy(table[name]) for name in table.column_names})
+
+    def step_columns(self, names: Sequence[str]) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
+        """Return some columns of ``steps`` of the whole trace, and the row of each step's request."""
+        streams = [_Stream(self, shard) for shard in self.manifest.shards_of("steps")]
+        columns: dict[str, list[Array]] = {name: [] for name in names}
+        owners: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)]
+        for end in self.bounds[1:]:
+            parts = [part for stream in streams for part in stream.until(end)]
+            if parts:
+                owner = np.concatenate([request_rows(part, self._known, self.path) for part in parts])
+                order = np.lexsort((np.concatenate([to_numpy(part.table["step_id"]) for part in parts]), owner))
+                owners.append(owner[order])
+                for name in names:
+                    columns[name].append(np.concatenate([to_numpy(part.table[name]) for part in parts])[order])
+        none = to_numpy(table_schema("steps").empty_table()["step_id"])
+        return {name: np.concatenate(found) if found else none for name, found in columns.items()}, np.concatenate(
+            owners
+        )
+
+    def _parts(self, shard: Shard) -> Iterator[Part]:
+        return read_shard(self.path, shard, self.manifest.top_k, self.verify)
 
     def _read_requests(self) -> tuple[list[str], Int64]:
         """Return id and prompt length of every request."""
@@ -110,20 +161,18 @@ class StreamedTrace(Source):
         index: list[Int64] = [np.zeros(0, np.int64)]
         lengths: list[Int64] = [np.zeros(0, np.int64)]
         for shard in self.manifest.shards_of("requests"):
-            for part in read_shard(self.path, shard, self.manifest.top_k, self.verify):
+            for part in self._parts(shard):
                 names += part.table["request_id"].to_pylist()
                 index.append(to_numpy(part.table["request_index"]).astype(np.int64))
                 column = part.table["prompt_ids"].combine_chunks()
                 if len(column):
                     lengths.append(np.diff(column.offsets.to_numpy()).astype(np.int64))
-        order = np.argsort(np.concatenate(index), kind="stable")
-        names = [names[row] for row in order.tolist()]
-        seen: set[str] = set()
-        for name in names:
-            if name in seen:
-                raise TraceError(f"the request {name!r} appears twice", where=str(self.path), fix=RECAPTURE)
-            seen.add(name)
-        return names, np.concatenate(lengths)[order]
+        place = np.concatenate(index)
+        order = np.argsort(place, kind="stable")
+        if len(set(names)) < len(names) or not np.array_equal(place[order], np.arange(len(names))):
+            parts = [part for shard in self.manifest.shards_of("requests") for part in self._parts(shard)]
+            only_requests(self.path, self.manifest, parts)  # says what is wrong
+        return [names[row] for row in order.tolist()], np.concatenate(lengths)[order]
 
     def _owners(self, shard: Shard) -> Iterator[npt.NDArray[np.int32]]:
         """Yield the request of each row of a shard, a row group at a time: not verified, so a hint of where to look."""
@@ -180,7 +229,7 @@ class _Stream:
 
     def __init__(self, trace: StreamedTrace, shard: Shard) -> None:
         self.trace, self.table = trace, shard.table
-        self.parts = read_shard(trace.path, shard, trace.manifest.top_k, trace.verify)
+        self.parts = trace._parts(shard)
         self.floors = trace._floors[shard.name]
         self.read = 0
         self.held: list[tuple[npt.NDArray[np.int64], Part]] = []
@@ -189,21 +238,21 @@ class _Stream:
         """Return the rows of requests below ``end`` that were not returned before."""
         found: list[Part] = []
         waiting, self.held = self.held, []
-        for owner, part in waiting:
-            self._split(owner, part, end, found)
+        for owner, held in waiting:
+            self._split(owner, held, end, found)
         # Row groups of requests are few and small: all are read at once.
         while self.table == "requests" or self.read < len(self.floors) - 1:
             if self.table != "requests" and self.floors[self.read] >= end:
                 break
-            part = next(self.parts, None)  # type: ignore[arg-type]
+            part = next(self.parts, None)
             self.read += 1
             if part is None:
                 break
             self._split(self._owner(part), part, end, found)
         if self.table != "requests" and self.read == len(self.floors) - 1:
             self.read += 1
-            for part in self.parts:  # to its end: the number of rows is checked there
-                self._split(self._owner(part), part, end, found)
+            if next(self.parts, None) is not None:  # to its end: the number of rows is checked there
+                raise TraceError(CHANGED, where=str(self.trace.path), fix=RESTORE)
         return found
 
     def _owner(self, part: Part) -> npt.NDArray[np.int64]:

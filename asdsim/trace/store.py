@@ -30,8 +30,9 @@ import pyarrow as pa
 from ..errors import TraceError
 from ..files import write_made
 from ..rules.scoring import DEFAULT, Layout
-from .graph import MISSING, Graph, build_graph, join_graphs
+from .graph import MISSING, Graph, Graphs, build_graph
 from .groups import StreamedTrace
+from .stored import Trace
 
 FOLDER = "graph-cache"
 VERSION = 1
@@ -59,8 +60,9 @@ class GraphStore:
     ----------
     trace : StreamedTrace
     layout : Layout
-    keep : bool
-        Whether files stay beside the trace; if not, or where that cannot be, they are temporary.
+    keep : bool, optional
+        Whether files stay beside the trace; if not, or where that cannot be, they are temporary. By default those of
+        ASD on whole blocks stay, unless the trace says otherwise.
 
     Attributes
     ----------
@@ -70,7 +72,8 @@ class GraphStore:
         Why the trace cannot be laid out so.
     """
 
-    def __init__(self, trace: StreamedTrace, layout: Layout = DEFAULT, *, keep: bool = True) -> None:
+    def __init__(self, trace: StreamedTrace, layout: Layout = DEFAULT, *, keep: bool | None = None) -> None:
+        keep = trace.keep and layout.rule == "asd" and not layout.width if keep is None else keep
         self.trace, self.layout, self.built = trace, layout, 0
         self.failure: TraceError | None = None
         self._identity = {
@@ -124,10 +127,6 @@ class GraphStore:
                 self._write(n, graph)
             yield slice(first, end), graph
 
-    def whole(self) -> Graph:
-        """Return one graph of all requests: memory grows with the trace."""
-        return join_graphs(graph for _, graph in self.parts())
-
     def fill(self) -> None:
         """Lay out the groups that are not there yet, in one pass over the trace.
 
@@ -175,7 +174,8 @@ class GraphStore:
                     return None
                 batch = reader.get_batch(0)
                 arrays = {
-                    name: np.asarray(batch.column(name).values.to_numpy(zero_copy_only=True)) for name in batch.schema.names
+                    name: np.asarray(batch.column(name).values.to_numpy(zero_copy_only=True))
+                    for name in batch.schema.names
                 }
                 if whole:
                     # Copied: the walk is compiled for arrays that it may write, and the file can then be let go.
@@ -188,8 +188,8 @@ class GraphStore:
                 if {name: values.dtype.type for name, values in arrays.items()} != ARRAYS:
                     return None
                 graph = Graph(
-                    request_ids=self.request_ids[first:end], edge_margin=np.zeros(0), max_draft=int(about[b"max_draft"]),
-                    **arrays,
+                    request_ids=self.request_ids[first:end], edge_margin=np.zeros(0),
+                    max_draft=int(about[b"max_draft"]), **arrays,
                 )  # fmt: skip
                 return graph if not whole or is_sound(graph) else None
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
@@ -227,6 +227,17 @@ class GraphStore:
                     file.unlink(missing_ok=True)
 
 
+def graph_of(trace: Trace | StreamedTrace, layout: Layout = DEFAULT) -> Graphs:
+    """Return the graph of a trace under a layout, in parts where the trace is read so.
+
+    Raises
+    ------
+    TraceError
+        See :func:`asdsim.trace.graph.build_graph`; of a trace in parts, when they are asked for.
+    """
+    return GraphStore(trace, layout) if isinstance(trace, StreamedTrace) else build_graph(trace, layout)
+
+
 def fill(stores: list[GraphStore]) -> None:
     """Lay out what several layouts of one trace are missing, in one pass over it."""
     missing = [set() if store.failure else store._missing() for store in stores]
@@ -251,7 +262,7 @@ def _size(graph: Graph) -> tuple[int, int, int]:
 def _crc(arrays: dict[str, npt.NDArray[np.generic]]) -> int:
     crc = 0
     for name in sorted(arrays):
-        crc = zlib.crc32(memoryview(np.ascontiguousarray(arrays[name])).cast("B") if len(arrays[name]) else b"", crc)
+        crc = zlib.crc32(np.ascontiguousarray(arrays[name]).data.cast("B") if len(arrays[name]) else b"", crc)
     return crc
 
 
@@ -277,12 +288,12 @@ def is_sound(graph: Graph) -> bool:
     """
     requests, steps, mismatches = graph.num_requests, graph.num_steps, len(graph.mm_pos)
     edges = steps + mismatches
-    lengths = {
-        requests: (graph.root, graph.limit), steps: (graph.step_request, graph.start),
-        mismatches: (graph.mm_regret, graph.mm_score, graph.mm_charge),
-        edges: (graph.edge_next, graph.edge_accepted, graph.edge_tokens),
-    }  # fmt: skip
-    if any(len(values) != length for length, arrays in lengths.items() for values in arrays):
+    lengths = (
+        (requests, graph.root, graph.limit), (steps, graph.step_request, graph.start),
+        (mismatches, graph.mm_regret, graph.mm_score, graph.mm_charge),
+        (edges, graph.edge_next, graph.edge_accepted, graph.edge_tokens),
+    )  # fmt: skip
+    if any(len(values) != length for length, *arrays in lengths for values in arrays):
         return False
     for pointers, number, end in (
         (graph.mm_ptr, steps, mismatches), (graph.path_ptr, requests, len(graph.path_step)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +46,19 @@ class Source:
     def vocabulary(self) -> Vocabulary | None:
         """Text of the token ids that occur; None where the trace has none."""
         return read_vocabulary(self.path, self.manifest)
+
+    @property
+    def prompt_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each prompt, int64 (R,)."""
+        raise NotImplementedError
+
+    def request_ids(self) -> list[str]:
+        """Return the ids of all requests, in the order of capture."""
+        raise NotImplementedError
+
+    def step_columns(self, names: Sequence[str]) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
+        """Return some columns of ``steps`` as :meth:`Trace.column` does, and the row of each step's request."""
+        raise NotImplementedError
 
     def check_length(self, K: int) -> None:
         """Refuse a draft length to which the recorded blocks cannot be cut.
@@ -129,6 +143,11 @@ class Trace(Source):
         """Requests that it holds."""
         return int(self.requests.num_rows)
 
+    @property
+    def prompt_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each prompt, int64 (R,)."""
+        return np.array([len(ids) for ids in self.column("requests", "prompt_ids")], np.int64)
+
     @cached_property
     def _request_rows(self) -> dict[str, int]:
         return {name: row for row, name in enumerate(self.request_ids())}
@@ -139,6 +158,10 @@ class Trace(Source):
     def request_ids(self) -> list[str]:
         """Return the ids of all requests, in the order of capture."""
         return list(self.column("requests", "request_id"))
+
+    def step_columns(self, names: Sequence[str]) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
+        """Return some columns of ``steps``, and the row of each step's request."""
+        return {name: self.column("steps", name) for name in names}, self.step_request
 
     def request_row(self, request_id: str) -> int:
         """Return the row of a request in ``requests``.
@@ -166,21 +189,8 @@ class Trace(Source):
 
     def request_records(self) -> list[RequestRecord]:
         """Return all requests as records."""
-        names = ("request_id", "task", "prompt_text", "reference", "max_new_tokens", "stop")
-        rows = zip(*(self.column("requests", name) for name in (*names, "prompt_ids", "eos_ids")), strict=True)
-        return [
-            RequestRecord(
-                request_id=request_id,
-                task=task,
-                prompt_ids=tuple(prompt_ids.tolist()),
-                prompt_text=text,
-                reference=reference,
-                max_new_tokens=int(limit),
-                eos_ids=tuple(eos_ids.tolist()),
-                stop=stop,
-            )
-            for request_id, task, text, reference, limit, stop, prompt_ids, eos_ids in rows
-        ]
+        names = ("request_id", "task", "prompt_text", "reference", "max_new_tokens", "stop", "prompt_ids", "eos_ids")
+        return request_records({name: self.column("requests", name) for name in names})
 
     def steps_of(self, request_id: str) -> list[StepRecord]:
         """Return the steps of one request as records, by step_id.
@@ -231,6 +241,26 @@ class Trace(Source):
             select_us=microseconds("select_us"),
             wave=whole("wave"),
         )
+
+
+def request_records(columns: Mapping[str, Array]) -> list[RequestRecord]:
+    """Return rows of ``requests`` as records."""
+    names = ("request_id", "task", "prompt_text", "reference", "max_new_tokens", "stop", "prompt_ids", "eos_ids")
+    return [
+        RequestRecord(
+            request_id=request_id,
+            task=task,
+            prompt_ids=tuple(prompt_ids.tolist()),
+            prompt_text=text,
+            reference=reference,
+            max_new_tokens=int(limit),
+            eos_ids=tuple(eos_ids.tolist()),
+            stop=stop,
+        )
+        for request_id, task, text, reference, limit, stop, prompt_ids, eos_ids in zip(
+            *(columns[name] for name in names), strict=True
+        )
+    ]
 
 
 @dataclass(frozen=True)
