@@ -24,8 +24,12 @@ from .records import StepRecord
 from .rules.scoring import DEFAULT, Layout, regrets_of, uniform
 from .rules.settings import DEFAULT_AXES, Grid, check_value, rule_grids
 from .trace.covered import covered_like
-from .trace.graph import Graph, build_graph
-from .trace.reader import Trace, read_trace
+from .trace.fits import MEMORY
+from .trace.graph import Graph, Graphs, build_graph, whole_graph
+from .trace.groups import GROUP_ROWS, StreamedTrace
+from .trace.reader import Trace, load_manifest, read_trace
+from .trace.store import graph_of
+from .trace.stored import Source
 from .trace.tokens import edge_tokens, prefix_tokens
 from .walk import request as columns
 from .walk.estimate import DRAWS, drawn_walks
@@ -42,7 +46,7 @@ Axis = float | str | Iterable[float]
 
 
 def load(path: str | Path) -> Trace:
-    """Read and validate a trace directory.
+    """Read and validate a trace directory, whole.
 
     Raises
     ------
@@ -52,16 +56,45 @@ def load(path: str | Path) -> Trace:
     return read_trace(path)
 
 
+def open_trace(
+    path: str | Path, *, memory: float = MEMORY, keep: bool = True, verify: bool = True
+) -> Trace | StreamedTrace:
+    """Read a trace: whole, or group by group where it holds more positions than a group does.
+
+    Parameters
+    ----------
+    path : path
+        The directory.
+    memory : float
+        Bytes that a command should take on a trace that is read group by group.
+    keep : bool
+        Whether the graph of such a trace is kept beside it for the next time; see :mod:`asdsim.trace.store`.
+    verify : bool
+        False skips the SHA-256 of the shards; everything else is still checked.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be trusted; on a trace read group by group, when the group with the fault is reached.
+    UsageError
+        If ``memory`` is too little.
+    """
+    positions = sum(shard.rows for shard in load_manifest(Path(path))[0].shards_of("positions"))
+    if positions <= GROUP_ROWS:
+        return read_trace(Path(path), verify=verify)
+    return StreamedTrace(path, memory=memory, keep=keep, verify=verify)
+
+
 @dataclass
 class Result:
     """Figures of a replay, one row per setting.
 
     Attributes
     ----------
-    trace : Trace
+    trace : Trace or StreamedTrace
         What was replayed.
-    graph : Graph
-        Its layout.
+    graph : Graph or GraphStore
+        Its layout. Single walks and outputs need both whole: they read a streamed trace into memory.
     grid : Grid
         The settings, in the order of the rows.
     off_trace : str
@@ -75,8 +108,8 @@ class Result:
         column ``B_to`` of the frame.
     """
 
-    trace: Trace
-    graph: Graph
+    trace: Trace | StreamedTrace
+    graph: Graphs
     grid: Grid
     off_trace: str
     device: str
@@ -162,6 +195,12 @@ class Result:
         frame = frame.drop_nulls([gain, risk]).sort([risk, gain], descending=[False, True], maintain_order=True)
         return frame.filter(pl.col(gain) > pl.col(gain).cum_max().shift(1).fill_null(-np.inf))
 
+    @cached_property
+    def whole(self) -> tuple[Trace, Graph]:
+        """Trace and graph in memory; a streamed trace is read for it."""
+        trace = self.trace if isinstance(self.trace, Trace) else load(self.trace.path)
+        return trace, self.graph if isinstance(self.graph, Graph) else build_graph(trace, self.grid.layout)
+
     def walks(self) -> Walks:
         """Return every single walk (setting, request): counts, ledger, last edge. Memory grows with both."""
         return self._all_walks
@@ -190,7 +229,7 @@ class Result:
                 fix="its walk meets a prefix that was not captured: run asdsim cover for this setting",
             )
         edge = int(walks.edge[setting, request])
-        return [] if edge < 0 else edge_tokens(self.trace, self.graph, edge)
+        return [] if edge < 0 else edge_tokens(*self.whole, edge)
 
     def walk(self, setting: int, request: int | str) -> Walk:
         """Return one walk token by token: what was kept, what each block paid, and what ended it.
@@ -212,7 +251,7 @@ class Result:
         if self.off_trace == "pooled":
             raise UsageError("pooled estimates have no single walk", fix="replay with --off-trace stop or aligned")
         row = request_row(self.graph.request_ids, request)
-        return walk_of(self.trace, self.graph, self.grid.policy(setting), row, self.off_trace)
+        return walk_of(*self.whole, self.grid.policy(setting), row, self.off_trace)
 
     def text(self, setting: int, request: int | str, decode: Callable[[list[int]], str] | None = None) -> str:
         """Return the output of one request under one setting, as text.
@@ -255,7 +294,7 @@ class Result:
         """
         self._need_edges()
         assert self._walker is not None
-        outputs = outputs_of(self.trace, self.graph, self.grid, self._all_walks, self._walker(self.grid.strict))
+        outputs = outputs_of(*self.whole, self.grid, self._all_walks, self._walker(self.grid.strict))
         outputs.decode = None if self.trace.vocabulary is None else self.trace.vocabulary.text
         return outputs
 
@@ -285,13 +324,13 @@ class Result:
             If the walk left the trace; on a setting or request that is not there.
         """
         self._check(setting, request)
-        steps, exact = visits(self.graph, self.grid.policy(setting), request)
+        steps, exact = visits(self.whole[1], self.grid.policy(setting), request)
         if not exact:
             raise UsageError(
                 f"the walk of request {self.graph.request_ids[request]} leaves the trace, so its margin is not known",
                 fix="run asdsim cover for this setting",
             )
-        gaps = [min(visit.closeness, float(self.graph.edge_margin[visit.edge])) for visit in steps]
+        gaps = [min(visit.closeness, float(self.whole[1].edge_margin[visit.edge])) for visit in steps]
         return min(gaps, default=float("inf"))
 
     def quality(self, **options: Any) -> Quality:
@@ -361,7 +400,7 @@ class Result:
 
 
 def replay(
-    trace: Trace | str | Path,
+    trace: Trace | StreamedTrace | str | Path,
     *,
     B: Axis | None = None,
     g: Axis | None = None,
@@ -388,8 +427,8 @@ def replay(
 
     Parameters
     ----------
-    trace : Trace or path
-        A trace, or its directory.
+    trace : Trace, StreamedTrace or path
+        A trace, or its directory, read as :func:`open_trace` does.
     B, g, M : float, list of float, or str
         Axes of the grid; text as on the command line: ``"0,2,4"``, ``"0:16:.5"``, ``"1,2,inf"``.
     rule : str
@@ -432,7 +471,7 @@ def replay(
         varied: dict[str, Any] = {"regret": regret, "value": value, "ledger": ledger, "gate": gate, "K": K,
                                   "draft_threshold": draft_threshold, "draft_stop": draft_stop}  # fmt: skip
         if B is None and g is None and M is None:
-            trace = trace if isinstance(trace, Trace) else load(trace)
+            trace = _source(trace)
             grid, mode = default_settings(trace, semantics=semantics, **varied)
             return replay_grid(trace, grid, off_trace=off_trace or mode, **how)
         B = math.inf if B is None and ledger == "none" else B
@@ -451,7 +490,7 @@ def replay(
     return replay_grid(trace, grids[0], off_trace=off_trace or "stop", **how)
 
 
-def default_settings(trace: Trace, **varied: Any) -> tuple[Grid, str]:
+def default_settings(trace: Source, **varied: Any) -> tuple[Grid, str]:
     """Return what is replayed where no setting is named, and what then happens off the trace.
 
     Parameters
@@ -465,8 +504,12 @@ def default_settings(trace: Trace, **varied: Any) -> tuple[Grid, str]:
     return (grid, "pooled") if covered is None else (covered, "stop")
 
 
+def _source(trace: Trace | StreamedTrace | str | Path) -> Trace | StreamedTrace:
+    return open_trace(trace) if isinstance(trace, (str, Path)) else trace
+
+
 def replay_grid(
-    trace: Trace | str | Path,
+    trace: Trace | StreamedTrace | str | Path,
     grid: Grid,
     *,
     off_trace: str = "stop",
@@ -481,13 +524,17 @@ def replay_grid(
     """
     mode = off_trace_mode(off_trace)
     chosen = choose_device(device)
-    source = trace if isinstance(trace, Trace) else load(trace)
-    graph = build_graph(source, grid.layout)
+    source = _source(trace)
+    if chosen == "reference" and not isinstance(source, Trace):
+        source = load(source.path)
+    graph = graph_of(source, grid.layout)
     name = off_trace if mode.has_walks else "stop"
+    memory = 0.0 if isinstance(source, Trace) else source.room
 
     def walk_on(layout: Layout, part: Grid) -> Walks:
-        where = graph if layout == grid.layout else build_graph(source, layout)
+        where = graph if layout == grid.layout else graph_of(source, layout)
         if chosen == "reference":
+            assert isinstance(source, Trace)
             return reference_walks(source, where, replace(part, layout=layout), name)
         return walk_grid(where, part, off_trace=name, device=chosen, threads=threads)
 
@@ -498,19 +545,19 @@ def replay_grid(
     whole = grid.layout.whole if grid.layout.rule == "asd" else DEFAULT
     strict = walk_on(whole, grid.strict) if grid.layout.cuts else None
     if not mode.has_walks:
-        figures = _pooled_figures(graph, grid, strict or walk(grid.strict), chosen, threads, progress)
+        figures = _pooled_figures(whole_graph(graph), grid, strict or walk(grid.strict), chosen, threads, progress)
     elif chosen in ("reference", "python"):
         figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, strict=strict, progress=progress)
     else:
         figures = sweep_graph(
             graph, grid, off_trace=off_trace, device=chosen, threads=threads, strict=strict, progress=progress,
-            note=note,
+            note=note, memory=memory,
         )  # fmt: skip
     return Result(source, graph, grid, off_trace, chosen, figures, _walker=walk)
 
 
 def replay_breakpoints(
-    trace: Trace | str | Path,
+    trace: Trace | StreamedTrace | str | Path,
     *,
     g: Axis,
     M: Axis,
@@ -548,7 +595,7 @@ def replay_breakpoints(
 
 
 def replay_grid_breakpoints(
-    trace: Trace | str | Path,
+    trace: Trace | StreamedTrace | str | Path,
     grid: Grid,
     *,
     upper: float = math.inf,
@@ -573,8 +620,8 @@ def replay_grid_breakpoints(
     if chosen == "reference":
         raise UsageError("the reference walk finds no breakpoints", fix="use --device cpu or cuda")
     check_value("B", upper)
-    source = trace if isinstance(trace, Trace) else load(trace)
-    graph = build_graph(source, grid.layout)
+    source = _source(trace)
+    graph = whole_graph(graph_of(source, grid.layout))
     pairs = list(zip(grid.gate.tolist(), grid.cap.tolist(), strict=True))
     thresholds = breakpoints_of(
         graph, pairs, off_trace_code(off_trace), grid.reading, upper=upper, threads=threads,
@@ -678,7 +725,7 @@ def _reference_rows(step: StepRecord, request_id: str, params: dict[str, Any]) -
     return rows
 
 
-def reference_walks(trace: Trace, graph: Graph, grid: Grid, off_trace: str) -> Walks:
+def reference_walks(trace: Trace, graph: Graphs, grid: Grid, off_trace: str) -> Walks:
     """Walk with the oracle; ``edge`` is found from the tokens, and only for exact walks (-1 elsewhere)."""
     number, requests = len(grid), graph.num_requests
     counts = np.zeros((number, requests, columns.NUM_COUNTS), np.int32)

@@ -7,7 +7,7 @@ baseline and figure sees the same draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,50 @@ def resample_weights(requests: int, resamples: int = RESAMPLES, seed: int = 0) -
     return rng.multinomial(requests, np.full(requests, 1.0 / requests), resamples).astype(np.float64)
 
 
+PIECE_BYTES, HELD_BYTES = 64 << 20, 256 << 20
+"""Of the weights of some resamples at a time; up to which all are held, a byte each, rather than drawn again."""
+
+
+class Draws:
+    """The weights of :func:`resample_weights`, a piece at a time: whole, they take 8 bytes a request and resample.
+
+    Parameters
+    ----------
+    requests, resamples, seed : int
+
+    Raises
+    ------
+    UsageError
+        If nothing would be drawn.
+    """
+
+    def __init__(self, requests: int, resamples: int = RESAMPLES, seed: int = 0) -> None:
+        resample_weights(min(requests, 1), resamples, seed)  # refuses what it refuses
+        self.shape = (resamples, requests)
+        self.seed = seed
+        self._held: list[npt.NDArray[np.uint8]] | None = None
+
+    def pieces(self) -> Iterator[tuple[slice, Floats]]:
+        """Yield some resamples, as a slice of all, and their weights, float64 (b, R)."""
+        resamples, requests = self.shape
+        size = max(1, PIECE_BYTES // (8 * requests))
+        rng, chance = np.random.default_rng(self.seed), np.full(requests, 1.0 / requests)
+        held: list[npt.NDArray[np.uint8]] | None = [] if resamples * requests <= HELD_BYTES else None
+        for n, first in enumerate(range(0, resamples, size)):
+            rows = slice(first, min(first + size, resamples))
+            if self._held is not None:
+                yield rows, self._held[n].astype(np.float64)
+                continue
+            drawn = rng.multinomial(requests, chance, rows.stop - first)
+            if held is not None and drawn.max() < 256:
+                held.append(drawn.astype(np.uint8))
+            else:
+                held = None
+            yield rows, drawn.astype(np.float64)
+        if held:
+            self._held = held
+
+
 class Resampled:
     """Sums over requests of several columns: as they are, of every resample, and with each request left out.
 
@@ -85,24 +129,29 @@ class Resampled:
     columns : mapping of str to float64 (n, R) or (R,)
         Per setting and request. A column of shape (R,) is shared by all settings, such as a strict baseline. A request
         that does not count under a setting has 0 in all its columns.
-    weights : float64 (B, R)
+    weights : float64 (B, R), or Draws
         From :func:`resample_weights`.
     kept : int (n,) or int, optional
         Requests that count under each setting; all of them by default.
     """
 
-    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], weights: Floats, kept: Any = None) -> None:
+    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], weights: Floats | Draws, kept: Any = None) -> None:
         self.requests = weights.shape[1]
         self.kept = np.asarray(self.requests if kept is None else kept)
         self.whole: dict[str, Floats] = {}
         self.drawn: dict[str, Floats] = {}
         self.left_out: dict[str, Floats] = {}
-        for name, values in columns.items():
-            table = np.atleast_2d(np.asarray(values, np.float64))  # (n or 1, R)
+        tables = {
+            name: np.atleast_2d(np.asarray(values, np.float64)) for name, values in columns.items()
+        }  # (n or 1, R)
+        for name, table in tables.items():
             whole = table.sum(axis=1)
             self.whole[name] = whole
-            self.drawn[name] = table @ weights.T  # (n or 1, B)
+            self.drawn[name] = np.empty((len(table), weights.shape[0]))
             self.left_out[name] = whole[:, None] - table  # (n or 1, R)
+        for rows, piece in weights.pieces() if isinstance(weights, Draws) else [(slice(None), weights)]:
+            for name, table in tables.items():
+                self.drawn[name][:, rows] = table @ piece.T  # (n or 1, B)
 
     def interval(self, statistic: Statistic, *, level: float = LEVEL, expand: bool = True) -> Intervals:
         """Return a statistic of the sums and its bias-corrected, accelerated interval (Efron 1987).

@@ -88,7 +88,7 @@ def command(
     model = cost_of(cost, source)
     audited = audit(
         source, grid, scoring.decoder(source), policy=record, chosen=scoring.chosen, allow_code=scoring.allow_code,
-        timeout=scoring.timeout, memory=scoring.memory << 20, cost=model, resamples=resamples,
+        timeout=scoring.timeout, memory=scoring.code_memory << 20, cost=model, resamples=resamples,
         seed=seed, margin=None if margin is None else margin / 100, alpha=alpha, until_decided=until_decided,
     )  # fmt: skip
     if output is not None:

@@ -37,11 +37,12 @@ from .quality_options import (
     scoring_options,
     shown,
 )
+from .streaming import Streaming, stream_options
 
 if TYPE_CHECKING:
     from ..rules.settings import Grid
     from ..studies.calibrate import Calibration, Quantile
-    from ..trace.reader import Trace
+    from ..trace.stored import Source
 
 
 @click.command("calibrate")
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
 @cost_option
 @scoring_options
 @bootstrap_options
+@stream_options
 @json_option
 @config_option
 def command(
@@ -101,7 +103,7 @@ def command(
     max_regret_per_token: float | None, max_divergence: float | None, max_length_change: float | None,
     max_accuracy_drop: float | None, max_length_growth: float | None, min_accuracy: float | None, rank: str,
     bound: bool, estimate: str | None, table: Path | None, cost: str,
-    scoring: Scoring, resamples: int, seed: int, as_json: bool, **asked: Any,
+    scoring: Scoring, resamples: int, seed: int, streaming: Streaming, as_json: bool, **asked: Any,
 ) -> None:  # fmt: skip
     """Choose a setting of a rule on the trace CAL, freeze it in a file, and judge it on a holdout.
 
@@ -122,14 +124,13 @@ def command(
     if rank not in ("token", "answer"):
         raise unknown_name("rank", rank, ["token", "answer"])
     wanted = _asked(method, quantile, asked)
-    from .. import result as api
     from ..evaluate.quality import Evaluator
     from ..studies.calibrate import Limits, calibrate, policy_record
     from ..studies.frozen import write_policy
 
-    trace = api.load(calibration)
+    trace = streaming.open(calibration)
     note_unfinished(trace)
-    other = api.load(holdout) if holdout is not None else None
+    other = streaming.open(holdout) if holdout is not None else None
     candidates = _covered(trace, asked["rule"]) if wanted is None else wanted
     scored = max_accuracy_drop is not None or min_accuracy is not None or scoring.asked
     model = cost_of(cost, trace)
@@ -201,7 +202,7 @@ def _asked(method: str, quantile: float, asked: dict[str, Any]) -> list[Grid] | 
     return grids
 
 
-def _covered(trace: Trace, rule: str) -> list[Grid]:
+def _covered(trace: Source, rule: str) -> list[Grid]:
     from ..trace.covered import covered_grids, covered_settings
 
     if rule == "asd":
@@ -215,7 +216,7 @@ def _covered(trace: Trace, rule: str) -> list[Grid]:
     return grids
 
 
-def _write_table(frozen: Calibration, trace: Trace, path: Path) -> None:
+def _write_table(frozen: Calibration, trace: Source, path: Path) -> None:
     import polars as pl
 
     from ..trace.writer import write_frame

@@ -21,6 +21,7 @@ from .common import (
     with_interval,
 )
 from .quality_options import cost_of, cost_option, seed_option
+from .streaming import Streaming, stream_options
 
 if TYPE_CHECKING:
     from ..studies.compare import Comparison
@@ -43,11 +44,12 @@ if TYPE_CHECKING:
 @click.option("--threads", default=0, show_default="all cores", help="CPU threads.")
 @seed_option
 @click.option("-o", "--output", type=PathOrUrl(), help="Folder for a figure.")
+@stream_options
 @json_option
 @config_option
 def command(
     trace: Path, names: str | None, level: float | None, risk: str, cost: str, draft_cost: float | None,
-    off_trace: str, device: str, threads: int, seed: int, output: Path | None, as_json: bool,
+    off_trace: str, device: str, threads: int, seed: int, output: Path | None, streaming: Streaming, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare acceptance rules on TRACE: each at its published setting, or all at one level of risk.
 
@@ -66,11 +68,10 @@ def command(
     stated = click.get_current_context().get_parameter_source("cost") is ParameterSource.COMMANDLINE
     if cost == "none" or (stated and draft_cost is not None):
         raise UsageError("a comparison needs one cost", fix="give --cost NAME|FILE or --draft-cost NUMBER")
-    from .. import result as api
     from ..rules import NAMES
     from ..studies.compare import RISKS, compare, stated_cost
 
-    source = api.load(trace)
+    source = streaming.open(trace)
     model = stated_cost(draft_cost) if draft_cost is not None else None if cost == "trace" else cost_of(cost, source)
     rules = [name.strip() for name in names.split(",")] if names is not None else ["asd", *NAMES]
     comparison = compare(

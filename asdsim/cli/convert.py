@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,7 @@ import click
 
 from ..errors import UsageError
 from .common import OutputPath, TracePath, counted, json_option, note, print_json, rule_options
+from .streaming import Streaming, stream_options
 
 if TYPE_CHECKING:
     from ..rules.settings import Grid
@@ -26,10 +29,12 @@ NOT_REPLAYABLE = "a regret sample, not replayable: the file holds only first rej
               "vllm-ranges", help="Print, from a trace, the input of a simulator or of an engine's simulator mode; "
               "from the file of asdsim advise --json, vLLM's draft lengths by batch.")  # fmt: skip
 @rule_options(required=False)
+@stream_options
 @json_option
 def command(
-    source: Path, grids: list[Grid] | None, kind: str, output: Path | None, engine: str | None, as_json: bool
-) -> None:
+    source: Path, grids: list[Grid] | None, kind: str, output: Path | None, engine: str | None, streaming: Streaming,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Read SOURCE, another tool's file, or write the acceptance records of a trace.
 
     A trace directory is replayed under one setting (strict without one) and comes out as one acceptance record per
@@ -43,7 +48,7 @@ def command(
     if engine == RANGES:
         payload, lines = _ranges(source, grids, output)
     elif source.is_dir():
-        payload, lines = _trace(source, grids, output, engine)
+        payload, lines = _trace(source, grids, output, engine, as_json, streaming)
     elif engine is not None:
         raise UsageError("rates for an engine come from a trace", fix="name a trace directory")
     else:
@@ -58,28 +63,49 @@ def command(
 
 
 def _trace(
-    source: Path, grids: list[Grid] | None, output: Path | None, engine: str | None
+    source: Path, grids: list[Grid] | None, output: Path | None, engine: str | None, as_json: bool, streaming: Streaming
 ) -> tuple[dict[str, Any], list[str]]:
-    from .. import result as api
-    from ..formats.acceptance import acceptance_records, summary_of
+    from ..formats.acceptance import all_left, each_acceptance, sum_into, summary_of
     from ..rules.settings import STRICT
+    from ..trace.store import graph_of
 
     if grids is not None and (len(grids) != 1 or len(grids[0]) != 1):
         raise UsageError(f"{sum(map(len, grids))} settings given", fix="give one value of each parameter")
     policy = grids[0].policy(0) if grids else STRICT
-    records, left = acceptance_records(api.load(source), policy)
+    left = 0
+    total: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+
+    def records() -> Iterator[dict[str, Any]]:
+        nonlocal left
+        trace = streaming.open(source)
+        for row in each_acceptance(graph_of(trace, policy.layout), policy):
+            if row is None:
+                left += 1
+                continue
+            sum_into(total, row)
+            if as_json:  # one object holds them all
+                rows.append(row)
+            yield row
+        if left and not total:
+            raise all_left(trace, policy, left)
+
+    if engine is None and output is not None:
+        _write(output, records())
+    else:
+        deque(records(), maxlen=0)
+    totals = [total] if total else []
     if engine is not None:
         if left:
             raise UsageError(
                 f"{counted(left, 'request')} left the trace under {policy}: the others are a biased sample",
                 where=str(source), fix="run asdsim cover for this setting",
             )  # fmt: skip
-        return _rates(engine, records, policy, output)
+        return _rates(engine, totals, policy, output)
     if left:
         note(f"left out: {counted(left, 'request')} that left the trace under {policy}")
-    _write(output, records)
-    total = summary_of(records)
-    return {"format": "acceptance", "setting": str(policy), "left_out": left, "rows": records}, [_totals(total)]
+    payload = {"format": "acceptance", "setting": str(policy), "left_out": left, "rows": rows}
+    return payload, [_totals(summary_of(totals))]
 
 
 def _rates(
@@ -187,15 +213,23 @@ def _file(source: Path, kind: str, output: Path | None) -> tuple[dict[str, Any],
     return {"format": chosen, "replayable": "strict, draft length", "rows": rows}, lines
 
 
-def _write(output: Path | None, rows: list[dict[str, Any]]) -> None:
+def _write(output: Path | None, rows: Iterable[dict[str, Any]]) -> None:
     if output is None:
         return
     if output.suffix != ".jsonl":
         raise UsageError(f"cannot tell the format of {output}", fix="name a file that ends in .jsonl")
     from ..files import dump_json, write_made
 
-    write_made(output, lambda file: file.writelines((dump_json(row) + "\n").encode() for row in rows))
-    note(f"wrote {counted(len(rows), 'row')} to {output}")
+    number = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal number
+        for row in rows:
+            number += 1
+            yield (dump_json(row) + "\n").encode()
+
+    write_made(output, lambda file: file.writelines(lines()))
+    note(f"wrote {counted(number, 'row')} to {output}")
 
 
 def _totals(total: dict[str, Any]) -> str:

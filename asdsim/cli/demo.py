@@ -119,7 +119,8 @@ def _write_page(result: Result, out: Path) -> Page:
     from .report import trace_cost
     from .show import vocabulary_of
 
-    vocabulary, cost = vocabulary_of(result.trace), trace_cost(result.trace)
+    trace, _ = result.whole
+    vocabulary, cost = vocabulary_of(trace), trace_cost(trace)
     return write_report(out / "report.html", [result], vocabulary, cost=cost, command=f"asdsim demo -o {out}")
 
 

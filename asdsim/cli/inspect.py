@@ -9,23 +9,24 @@ import click
 
 from ..files import shown
 from .common import TracePath, config_option, json_option, print_json
+from .streaming import Streaming, stream_options
 
 
 @click.command("inspect")
 @click.argument("trace", metavar="DIR", type=TracePath())
 @click.option("--no-checksums", is_flag=True, help="Skip the SHA-256 of the shards; everything else is still checked.")
+@stream_options
 @json_option
 @config_option
-def command(trace: Path, no_checksums: bool, as_json: bool) -> None:
+def command(trace: Path, no_checksums: bool, streaming: Streaming, as_json: bool) -> None:
     """Validate the trace in DIR and summarise it.
 
     Every checksum, row and edge is checked. The first fault is named, with exit status 2. Acceptance is that of strict
     matching on the captured path.
     """
     from ..evaluate.summary import summarise
-    from ..trace.reader import read_trace
 
-    summary = summarise(read_trace(trace, verify=not no_checksums, narrow=True))
+    summary = summarise(streaming.open(trace, verify=not no_checksums))
     if as_json:
         print_json("inspect", {"trace": str(trace), **summary})
     else:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ..evaluate.cost import Cost
     from ..evaluate.quality import Quality
     from ..evaluate.scorers import Decode, TaskScorer
-    from ..trace.reader import Trace
+    from ..trace.groups import StreamedTrace
+    from ..trace.stored import Source, Trace
 
 FORMATS = {
     "speed_up_plain": ("speed-up over the target alone, predicted", "{:.3f}"),
@@ -88,7 +89,7 @@ class Scoring:
     chosen : mapping of str to str
         Scorer by task, where one was named.
     allow_code : bool
-        Whether programs that the model wrote may be run, each for ``timeout`` seconds with ``memory`` megabytes.
+        Whether programs that the model wrote may be run, each for ``timeout`` seconds with ``code_memory`` megabytes.
     tokenizer : str or None
         Name or directory of the target's tokenizer, if not that of the target's name.
     offline : bool
@@ -98,7 +99,7 @@ class Scoring:
     chosen: Mapping[str, str]
     allow_code: bool
     timeout: float
-    memory: int
+    code_memory: int
     tokenizer: str | None
     offline: bool
 
@@ -107,19 +108,19 @@ class Scoring:
         """Whether an option asks for scores."""
         return bool(self.chosen) or self.allow_code
 
-    def decoder(self, trace: Trace) -> Decode:
+    def decoder(self, trace: Source) -> Decode:
         """Return what turns token ids of a trace into text."""
         from ..engines.transformers.text import load_decoder
 
         return load_decoder(trace.manifest.target, tokenizer=self.tokenizer, offline=self.offline)
 
-    def scorer(self, trace: Trace) -> TaskScorer:
+    def scorer(self, trace: Trace | StreamedTrace) -> TaskScorer:
         """Return what scores the outputs of a trace."""
         from ..evaluate.scorers import make_scorer
 
         return make_scorer(
             trace.request_records(), self.decoder(trace), chosen=self.chosen, allow_code=self.allow_code,
-            timeout=self.timeout, memory=self.memory << 20,
+            timeout=self.timeout, memory=self.code_memory << 20,
         )  # fmt: skip
 
 
@@ -130,10 +131,10 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def command(**given: Any) -> Any:
         from ..evaluate.scorers import parse_chosen
 
-        names = ("allow_code", "timeout", "memory", "tokenizer", "offline")
+        names = ("allow_code", "timeout", "code_memory", "tokenizer", "offline")
         values = {name: given.pop(name) for name in names}
-        if not values["timeout"] > 0 or values["memory"] < 64:
-            raise UsageError("a program needs some time and at least 64 MB", fix="raise --timeout or --memory")
+        if not values["timeout"] > 0 or values["code_memory"] < 64:
+            raise UsageError("a program needs some time and at least 64 MB", fix="raise --timeout or --code-memory")
         return function(scoring=Scoring(parse_chosen(given.pop("scorers")), **values), **given)
 
     options = (
@@ -146,7 +147,7 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--allow-code-execution", "allow_code", is_flag=True,
                      help="Run the programs that the model wrote (humaneval, mbpp), in a limited process."),
         click.option("--timeout", default=5.0, show_default=True, help="Seconds that each program may take."),
-        click.option("--memory", default=1024, show_default=True, help="Megabytes that each program may use."),
+        click.option("--code-memory", default=1024, show_default=True, help="Megabytes that each program may use."),
         click.option("--tokenizer", help="Name or directory of the target's tokenizer, if not that of the target's "
                                          "name."),
         click.option("--offline", is_flag=True, help="Use only files on this machine."),
@@ -157,7 +158,7 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_options
 
 
-def cost_of(spec: str, trace: Trace) -> Cost | None:
+def cost_of(spec: str, trace: Source) -> Cost | None:
     """Return the cost model that ``--cost`` names."""
     from ..evaluate.cost import fit_trace
     from ..evaluate.cost_spec import read_cost

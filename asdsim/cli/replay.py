@@ -25,6 +25,7 @@ from .common import (
     with_interval,
 )
 from .quality_options import cost_of, note_baselines
+from .streaming import Streaming, stream_options
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ..evaluate.cost import Cost
     from ..result import Result
     from ..rules.settings import Grid
-    from ..trace.reader import Trace
+    from ..trace.stored import Source
 
 MAX_ROWS = 24
 """Rows that the table on a terminal shows."""
@@ -93,11 +94,12 @@ def _check_device(name: str) -> None:
     help="Predict the speed-up over the target alone and over strict from step times: trace (its own), a published "
     "name, or a table (CSV, JSON).",
 )
+@stream_options
 @json_option
 @config_option
 def command(
     trace: Path, grids: list[Grid] | None, upper: float | None, varied: dict[str, Any], off_trace: str | None,
-    device: str, threads: int, output: Path | None, intervals: bool, cost: str, as_json: bool,
+    device: str, threads: int, output: Path | None, intervals: bool, cost: str, streaming: Streaming, as_json: bool,
 ) -> None:  # fmt: skip
     """Walk TRACE under every combination of B, g and M, or of another rule's parameters.
 
@@ -112,7 +114,7 @@ def command(
     """
     from .. import result as api
 
-    source = api.load(trace)
+    source = streaming.open(trace)
     if grids is None:
         grid, mode = api.default_settings(source, **varied)
         note_default(source, grid, off_trace or mode)
@@ -149,7 +151,7 @@ def command(
             note_baselines(model)
 
 
-def note_default(trace: Trace, shown: Grid, mode: str) -> None:
+def note_default(trace: Source, shown: Grid, mode: str) -> None:
     """Say what is shown where no setting was named, and what is covered besides."""
     from ..trace.covered import covered_grids, covered_like
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from ..errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
-    from ..trace.reader import Trace
+    from ..trace.stored import Source
     from ..walk.batch import Times
 
 Floats = npt.NDArray[np.float64]
@@ -259,7 +259,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 """Step times that ``--cost`` knows by name."""
 
 
-def fit_trace(trace: Trace) -> CostModel:
+def fit_trace(trace: Source) -> CostModel:
     """Fit a cost model to the timings of the captured path of a trace.
 
     Raises
@@ -267,12 +267,12 @@ def fit_trace(trace: Trace) -> CostModel:
     UsageError
         If fewer than eight captured steps have timings.
     """
-    wave = trace.column("steps", "wave")
-    start = trace.column("steps", "start_pos").astype(np.float64)
-    drafted = trace.column("steps", "num_draft_tokens").astype(np.float64)
-    prompt = np.array([len(record.prompt_ids) for record in trace.request_records()], np.float64)
-    context = prompt[trace.step_request] + start if len(prompt) else start
-    times = {part: trace.column("steps", f"{part}_us").astype(np.float64) for part in PARTS}
+    held, owner = trace.step_columns(["wave", "start_pos", "num_draft_tokens", *(f"{part}_us" for part in PARTS)])
+    wave, start = held["wave"], held["start_pos"].astype(np.float64)
+    drafted = held["num_draft_tokens"].astype(np.float64)
+    prompt = trace.prompt_tokens.astype(np.float64)
+    context = prompt[owner] + start if len(prompt) else start
+    times = {part: held[f"{part}_us"].astype(np.float64) for part in PARTS}
     whole = times["draft"] + times["verify"] + times["select"]
     timed = (wave == 0) & (whole > 0)
     inner = np.flatnonzero(timed & (start > 0))

@@ -198,12 +198,15 @@ class EdgeTable:
         Natural log-probability of the tokens under the target, greedy rows taken as they were recorded, in nats.
     best : float64 (E,)
         The same sum with the target's choice at every position in place of the token taken.
+    after : (float, float)
+        Running sums behind the last row, for the group of requests that follows.
     """
 
     trace: StepTables
     graph: Graph
     logprob: Floats
     best: Floats
+    after: tuple[float, float] = (0.0, 0.0)
 
     @property
     def shortfall(self) -> Floats:
@@ -217,13 +220,15 @@ class EdgeTable:
         return np.array(edge_tokens(self.trace, self.graph, edge), "<i4").tobytes()
 
 
-def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
+def edge_table(trace: StepTables, graph: Graph, before: tuple[float, float] = (0.0, 0.0)) -> EdgeTable:
     """Sum log-probabilities along the recorded steps.
 
     Parameters
     ----------
     trace, graph
         A trace and its layout, of any rule.
+    before : (float, float)
+        ``after`` of the group of requests before, so that sums round as in the whole trace.
     """
     pos_ptr = trace.pos_ptr
     draft_logit = trace.column("positions", "draft_logit").astype(np.float64)
@@ -233,8 +238,8 @@ def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
     # Bonus rows hold no draft, and a token that the target rules out is never accepted: neither is ever summed.
     usable = np.isfinite(draft_logit) & (draft_logit != FORBIDDEN_LOGIT)
     draft_row = np.where(usable, draft_logit - total, 0.0)
-    of_draft = np.concatenate([[0.0], np.cumsum(draft_row)])
-    of_best = np.concatenate([[0.0], np.cumsum(best_row)])
+    of_draft = np.cumsum(np.concatenate([[before[0]], draft_row]))
+    of_best = np.cumsum(np.concatenate([[before[1]], best_row]))
     steps = graph.num_steps
     parent = parent_rows(trace)
     taken = trace.column("steps", "parent_accepted").astype(np.int64)
@@ -253,7 +258,7 @@ def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
     extra = np.where(corrected, best_row[last], 0.0) if len(best_row) else np.zeros(0)
     logprob = before_logprob[step_of] + of_draft[begin + accepted] - of_draft[begin] + extra
     best = before_best[step_of] + of_best[begin + accepted] - of_best[begin] + extra
-    return EdgeTable(trace, graph, logprob, best)
+    return EdgeTable(trace, graph, logprob, best, (float(of_draft[-1]), float(of_best[-1])))
 
 
 def apart(strict: bytes, other: bytes) -> tuple[int, float]:

@@ -9,7 +9,7 @@ error of an estimate is not that of sampling requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,10 @@ from .. import stats
 from ..rules.scoring import Layout
 from ..rules.settings import STRICT, Grid
 from ..stats import Intervals
-from ..trace.graph import Graph, build_graph
+from ..trace.graph import Graph, Graphs, build_graph
+from ..trace.groups import StreamedTrace
+from ..trace.store import graph_of
+from ..trace.stored import Trace
 from ..walk import request as columns
 from ..walk.sweep import Walks, walk_grid
 from .cost import Cost
@@ -29,8 +32,6 @@ from .outputs import EdgeTable, apart, edge_table
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from ..trace.reader import Trace
 
 Scorer = Callable[[int, bytes], "bool | None"]
 """Says of a request (by row) and an output (int32 tokens) whether it is right; None where the request is not scored.
@@ -197,19 +198,23 @@ class Verdicts:
         See :data:`Scorer`.
     scores : dict
         Verdicts of the scorer by (request, output): read, and added to.
+    first, first_edge : int
+        Request and edge that the first of the table are among all.
     """
 
     def __init__(
-        self, table: EdgeTable, strict: list[bytes], scorer: Scorer | None, scores: dict[tuple[int, bytes], bool | None]
-    ) -> None:
+        self, table: EdgeTable, strict: list[bytes], scorer: Scorer | None,
+        scores: dict[tuple[int, bytes], bool | None], first: int = 0, first_edge: int = 0,
+    ) -> None:  # fmt: skip
         self.table, self.strict, self.scorer, self.scores = table, strict, scorer, scores
+        self.first, self.first_edge = first, first_edge
         self._known: dict[tuple[int, bytes], tuple[float, ...]] = {}
         self._eos = [record.eos_ids if record.stop == "natural" else () for record in table.trace.request_records()]
 
     def of(self, request: int, edges: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Return float64 (len(edges), 7): the columns :data:`OF_OUTPUTS` for last edges of one request."""
         out = np.empty((len(edges), len(OF_OUTPUTS)))
-        for n, edge in enumerate(edges):
+        for n, edge in enumerate(np.where(edges >= 0, edges - self.first_edge, -1)):
             tokens = self.table.output(int(edge))
             first, distance, scored, correct, ended = self._look(request, tokens)
             logprob = float(self.table.logprob[edge]) if edge >= 0 else 0.0
@@ -225,7 +230,9 @@ class Verdicts:
                     self.scores[key] = self.scorer(request, tokens)
                 verdict = self.scores[key]
             first, distance = apart(self.strict[request], tokens)
-            ended = bool(tokens) and int.from_bytes(tokens[-4:], "little", signed=True) in self._eos[request]
+            ended = (
+                bool(tokens) and int.from_bytes(tokens[-4:], "little", signed=True) in self._eos[request - self.first]
+            )
             self._known[key] = (first, distance, float(verdict is not None), float(bool(verdict)), float(ended))
         return self._known[key]
 
@@ -255,7 +262,7 @@ class Evaluator:
 
     def __init__(
         self,
-        trace: Trace,
+        trace: Trace | StreamedTrace,
         *,
         cost: Cost | None = None,
         scorer: Scorer | None = None,
@@ -263,25 +270,39 @@ class Evaluator:
         seed: int = 0,
         device: str = "auto",
         threads: int = 0,
-        graphs: Mapping[Layout, Graph] | None = None,
+        graphs: Mapping[Layout, Graphs] | None = None,
     ) -> None:
         self.trace, self.cost, self.scorer = trace, cost, scorer
         self.resamples, self.seed, self.device, self.threads = resamples, seed, device, threads
         self.scores: dict[tuple[int, bytes], bool | None] = {}
-        self._graphs: dict[Layout, Graph] = dict(graphs or {})
+        self._graphs: dict[Layout, Graphs] = dict(graphs or {})
         self._tables: dict[Layout, EdgeTable] = {}
 
-    def graph(self, layout: Layout) -> Graph:
+    def graph(self, layout: Layout) -> Graphs:
         """Return the trace under a layout; built once."""
         if layout not in self._graphs:
-            self._graphs[layout] = build_graph(self.trace, layout)
+            self._graphs[layout] = graph_of(self.trace, layout)
         return self._graphs[layout]
 
     def edges(self, layout: Layout) -> EdgeTable:
-        """Return what each edge of a layout says of its output; built once."""
+        """Return what each edge of a layout says of its output; built once. Of a trace in memory."""
         if layout not in self._tables:
-            self._tables[layout] = edge_table(self.trace, self.graph(layout))
+            graph = self.graph(layout)
+            assert isinstance(self.trace, Trace) and isinstance(graph, Graph)
+            self._tables[layout] = edge_table(self.trace, graph)
         return self._tables[layout]
+
+    def edge_parts(self, layout: Layout) -> Iterator[tuple[slice, int, EdgeTable]]:
+        """Yield the requests, the first edge and the edges of each part of a trace; see :meth:`edges`."""
+        if isinstance(self.trace, Trace):
+            yield slice(0, self.trace.num_requests), 0, self.edges(layout)
+            return
+        before, first_edge = (0.0, 0.0), 0
+        for group in self.trace.groups():
+            graph = build_graph(group, layout)
+            table = edge_table(group, graph, before)
+            yield slice(group.first, group.first + group.num_requests), first_edge, table
+            before, first_edge = table.after, first_edge + len(graph.edge_next)
 
     def walk(self, grid: Grid, off_trace: str = "stop") -> Walks:
         """Walk every request under every setting."""
@@ -315,8 +336,8 @@ class Evaluator:
         progress : callable, optional
             Called with the number of settings done in each chunk.
         """
-        rows = np.arange(len(self.trace.request_ids())) if requests is None else np.asarray(requests, np.int64)
-        pairing = _Pairing(self, grid, rows, off_trace, resamples or self.resamples)
+        rows = np.arange(self.trace.num_requests) if requests is None else np.asarray(requests, np.int64)
+        pairing = _Pairing(self, grid, rows, off_trace, resamples or self.resamples, figures)
         names = pairing.allowed(figures)
         parts: list[Quality] = []
         size = pairing.settings_at_once(names)
@@ -367,7 +388,8 @@ class _Pairing:
     rows: npt.NDArray[np.int64]
     off_trace: str
     resamples: int
-    weights: npt.NDArray[np.float64] = field(init=False)
+    wanted: Sequence[str] | None = None
+    weights: stats.Draws = field(init=False)
     prompt: npt.NDArray[np.float64] = field(init=False)
     strict: Columns = field(init=False)
     strict_outputs: list[bytes] | None = field(init=False, default=None)
@@ -375,16 +397,25 @@ class _Pairing:
 
     def __post_init__(self) -> None:
         evaluator = self.evaluator
-        self.weights = stats.resample_weights(len(self.rows), self.resamples, evaluator.seed)
-        records = evaluator.trace.request_records()
-        self.prompt = np.array([len(record.prompt_ids) for record in records], np.float64)[self.rows]
+        self.weights = stats.Draws(len(self.rows), self.resamples, evaluator.seed)
+        self.prompt = evaluator.trace.prompt_tokens.astype(np.float64)[self.rows]
         baseline = strict_beside(self.grid)
         walks = evaluator.walk(baseline, self.off_trace)
-        if self.off_trace == "stop" and bool(walks.exact.any()):
-            table = evaluator.edges(baseline.layout)
+        if self.off_trace == "stop" and bool(walks.exact.any()) and self._of_outputs():
             edges = np.where(walks.exact[0], walks.edge[0], -1)
-            self.strict_outputs = [table.output(int(edge)) for edge in edges]
+            self.strict_outputs = [
+                table.output(int(edge) - first if edge >= 0 else -1)
+                for rows, first, table in evaluator.edge_parts(baseline.layout) for edge in edges[rows]
+            ]  # fmt: skip
         self.strict = self.columns(baseline, walks)
+
+    def _of_outputs(self) -> bool:
+        """Return whether outputs are looked at: on a trace that is read group by group only if a figure needs them."""
+        names = self.wanted or FIGURES
+        needed = {column for name in names for column in FIGURES[name].needs}
+        return isinstance(self.evaluator.trace, Trace) or any(
+            column.removesuffix("_strict") in OF_OUTPUTS for column in needed
+        )
 
     def allowed(self, figures: Sequence[str] | None) -> list[str]:
         """Return the names of the figures that the data allow."""
@@ -394,7 +425,9 @@ class _Pairing:
     def settings_at_once(self, names: Sequence[str]) -> int:
         """Return how many settings fit in :data:`CHUNK_BYTES`."""
         needed = {column for name in names for column in FIGURES[name].needs}
-        return max(1, CHUNK_BYTES // (8 * (len(needed) + 4) * (self.resamples + 3 * len(self.rows))))
+        trace = self.evaluator.trace
+        room = CHUNK_BYTES if isinstance(trace, Trace) else int(trace.room / 2)
+        return max(1, room // (8 * (len(needed) + 4) * (self.resamples + 3 * len(self.rows))))
 
     def columns(self, grid: Grid, walks: Walks) -> Columns:
         """Return per-request columns of walks, and whether each walk is exact."""
@@ -409,21 +442,27 @@ class _Pairing:
             table["plain"] = cost.plain_seconds(table["tokens"], self.prompt[None, :])
         if self.strict_outputs is not None:
             outputs = np.zeros((*table["spent"].shape, len(OF_OUTPUTS)))
-            for n, r in enumerate(rows):
-                known = np.flatnonzero(table["exact"][:, n])
-                edges, back = np.unique(walks.edge[known, r], return_inverse=True)
-                if len(edges):
-                    outputs[known, n] = self._verdicts(grid.layout, self.strict_outputs).of(int(r), edges)[back]
+            for part, verdicts in self._verdicts(grid.layout, self.strict_outputs):
+                for n in np.flatnonzero((rows >= part.start) & (rows < part.stop)):
+                    known = np.flatnonzero(table["exact"][:, n])
+                    edges, back = np.unique(walks.edge[known, rows[n]], return_inverse=True)
+                    if len(edges):
+                        outputs[known, n] = verdicts.of(int(rows[n]), edges)[back]
             table.update({name: outputs[:, :, n] for n, name in enumerate(OF_OUTPUTS)})
             if self.evaluator.scorer is None:
                 del table["scored"], table["correct"]
         return table
 
-    def _verdicts(self, layout: Layout, strict: list[bytes]) -> Verdicts:
-        if layout not in self.verdicts:
-            evaluator = self.evaluator
-            self.verdicts[layout] = Verdicts(evaluator.edges(layout), strict, evaluator.scorer, evaluator.scores)
-        return self.verdicts[layout]
+    def _verdicts(self, layout: Layout, strict: list[bytes]) -> Iterator[tuple[slice, Verdicts]]:
+        """Yield the requests of each part of the trace, and what is known of their outputs."""
+        evaluator = self.evaluator
+        for part, first_edge, table in evaluator.edge_parts(layout):
+            if not isinstance(evaluator.trace, Trace):
+                yield part, Verdicts(table, strict, evaluator.scorer, evaluator.scores, part.start, first_edge)
+                continue
+            if layout not in self.verdicts:
+                self.verdicts[layout] = Verdicts(table, strict, evaluator.scorer, evaluator.scores)
+            yield part, self.verdicts[layout]
 
     def quality(self, grid: Grid, table: Columns, names: Sequence[str]) -> Quality:
         """Turn columns of a grid into figures."""

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ import numpy.typing as npt
 from ..errors import UsageError, unknown_name
 from ..files import Fields, read_rows, shown
 from ..rules.settings import Policy
-from ..trace.graph import Graph, build_graph
-from ..trace.stored import Trace
+from ..trace.graph import Graphs
+from ..trace.stored import Source
 from ..walk.path import visits
 from .responses import ImportRefused, Row, agrees, is_failed, is_response, records_in
 
@@ -218,47 +218,52 @@ def _histogram(fields: Fields) -> list[int] | None:
     return flat
 
 
-def acceptance_records(trace: Trace, policy: Policy, graph: Graph | None = None) -> tuple[list[Row], int]:
-    """Return one acceptance record per request of a replay, checked, and how many requests left the trace.
+def all_left(trace: Source, policy: Policy, number: int) -> UsageError:
+    """Return the error of a replay that no request stayed in."""
+    return UsageError(
+        f"all {number} requests leave the trace under {policy}", where=str(trace.path),
+        fix="run asdsim cover for this setting",
+    )  # fmt: skip
 
-    Raises
-    ------
-    UsageError
-        If every request left the trace.
-    """
-    laid = graph or build_graph(trace, policy.layout)
-    records: list[Row] = []
-    left = 0
-    for r, name in enumerate(laid.request_ids):
-        steps, exact = visits(laid, policy, r)
-        if not exact:
-            left += 1
-            continue
-        accepted = [visit.accepted for visit in steps]
-        drafted = [int(laid.drafted[visit.step]) for visit in steps]
-        tokens = sum(visit.tokens for visit in steps)
-        row: Row = {
-            "request_id": name,
-            "engine": "asdsim",
-            "mean_acceptance_length": tokens / len(steps) if steps else None,
-            "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else None,
-            "acceptance_histogram": np.bincount(accepted, minlength=laid.max_draft + 1).tolist() if steps else [],
-            "num_accepted_draft_tokens": sum(accepted),
-            "num_draft_tokens": sum(drafted),
-            "num_spec_steps": len(steps),
-            "num_spec_tokens": laid.max_draft,
-            "completion_tokens": tokens,
-            "per_step_accepted": accepted,
-            "per_step_drafted": drafted,
-        }
-        check_acceptance(row, f"request {name}")
-        records.append(row)
-    if not records and left:
-        raise UsageError(
-            f"all {left} requests leave the trace under {policy}", where=str(trace.path),
-            fix="run asdsim cover for this setting",
-        )  # fmt: skip
-    return records, left
+
+def each_acceptance(graph: Graphs, policy: Policy) -> Iterator[Row | None]:
+    """Yield the acceptance record of each request, checked; None for one that left the trace."""
+    largest = graph.max_draft
+    for _, part in graph.parts():
+        for r, name in enumerate(part.request_ids):
+            steps, exact = visits(part, policy, r)
+            if not exact:
+                yield None
+                continue
+            accepted = [visit.accepted for visit in steps]
+            drafted = [int(part.drafted[visit.step]) for visit in steps]
+            tokens = sum(visit.tokens for visit in steps)
+            row: Row = {
+                "request_id": name,
+                "engine": "asdsim",
+                "mean_acceptance_length": tokens / len(steps) if steps else None,
+                "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else None,
+                "acceptance_histogram": np.bincount(accepted, minlength=largest + 1).tolist() if steps else [],
+                "num_accepted_draft_tokens": sum(accepted),
+                "num_draft_tokens": sum(drafted),
+                "num_spec_steps": len(steps),
+                "num_spec_tokens": largest,
+                "completion_tokens": tokens,
+                "per_step_accepted": accepted,
+                "per_step_drafted": drafted,
+            }
+            check_acceptance(row, f"request {name}")
+            yield row
+
+
+def sum_into(total: Row, row: Row) -> None:
+    """Add an acceptance record of a replay to sums that :func:`summary_of` takes as one record."""
+    total.setdefault("engine", "asdsim")
+    total["requests"] = total.get("requests", 0) + 1
+    for name in (*COUNTS, "completion_tokens"):
+        total[name] = total.get(name, 0) + row[name]
+    held, added = total.get("acceptance_histogram", []), row["acceptance_histogram"]
+    total["acceptance_histogram"] = [a + b for a, b in zip_longest(held, added, fillvalue=0)]
 
 
 # --- calibration rows of ASD --------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def figures_of(result: Any, note: Callable[[str], None] = lambda text: None) -> 
 
     ``result`` is an :class:`asdsim.result.Result`, a room above this one.
     """
-    frame, trace = result.frame(), result.trace
+    frame, (trace, graph) = result.frame(), result.whole
     policy = focus(frame)
     exact = policy is not None and bool(
         select(frame, B=[policy.budget], g=[policy.gate], M=[policy.cap])["exact_share"][0] == 1
@@ -109,7 +109,7 @@ def figures_of(result: Any, note: Callable[[str], None] = lambda text: None) -> 
     yield from figures(
         frame,
         matches=matches if len(matches) else None,
-        groups=mismatch_groups(result.graph, policy, result.off_trace, exact=exact),
+        groups=mismatch_groups(graph, policy, result.off_trace, exact=exact),
         gate=None if policy is None else policy.gate,
         note=note,
     )

@@ -183,7 +183,7 @@ class _Walks:
 
     def add(self, number: int, policy: Policy, request: int) -> int:
         """Return the number of one walk, which is stored unless an equal one is there."""
-        graph = self.results[number].graph
+        _, graph = self.results[number].whole
         path = visits(graph, policy, request, self.results[number].off_trace)
         ends = [_ending(graph, policy, request, visit) for visit in path.visits]
         key = (request, *((v.step, v.accepted, e, v.spent_after) for v, e in zip(path.visits, ends, strict=True)))
@@ -323,7 +323,7 @@ def _columns(
         "t_gap": np.where(shown, gaps, 0).T.ravel(),
     }
     for number, result in enumerate(results):
-        graph = result.graph
+        _, graph = result.whole
         scores = np.full(trace.positions.num_rows, np.nan, np.float32)
         owner = np.repeat(np.arange(graph.num_steps), np.diff(graph.mm_ptr))
         scores[trace.pos_ptr[owner] + graph.mm_pos] = graph.mm_score

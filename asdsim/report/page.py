@@ -118,7 +118,7 @@ def write_report(
     AsdsimError
         If the file cannot be written.
     """
-    trace = results[0].trace
+    trace, _ = results[0].whole
     number = len(trace.request_ids())
     if number == 0:
         raise UsageError("the trace has no request", where=str(trace.path))

@@ -24,6 +24,7 @@ from ..evaluate.cost import Cost
 from ..evaluate.quality import Evaluator, strict_beside
 from ..rules.scoring import Layout
 from ..rules.settings import STRICT, Grid, Schedule
+from ..trace.graph import whole_graph
 from ..trace.stored import Trace
 from ..walk.batch import Paths, Served, Times, paths_of, simulate, simulate_by_batch
 from ..walk.ladder import Ladder, demand_of_all, ladder_of
@@ -230,7 +231,7 @@ def candidates_of(
         chosen = np.flatnonzero(kept)
         if not len(chosen):
             continue
-        paths, which = paths_of(graph, grid[chosen])
+        paths, which = paths_of(whole_graph(graph), grid[chosen])
         for row, setting in enumerate(chosen):
             part = grid[[int(setting)]]
             name = AS_CAPTURED if grid is baseline else setting_name(part)

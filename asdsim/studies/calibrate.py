@@ -20,12 +20,13 @@ from ..evaluate.quality import Evaluator, Quality, strict_beside
 from ..files import plain
 from ..rules.frozen import KIND, POLICY_VERSION
 from ..rules.settings import Grid, layout_of
-from ..trace.graph import Graph
+from ..trace.graph import Graphs
 from .frozen import check_same_models, how_to_cover, identity, setting_name, setting_record
 
 if TYPE_CHECKING:
     from ..evaluate.cost import Cost
-    from ..trace.reader import Trace
+    from ..trace.groups import StreamedTrace
+    from ..trace.stored import Source, Trace
 
 METHODS = ("pareto", "quantile")
 HEADLINE = (
@@ -168,23 +169,26 @@ def fastest(tables: Sequence[Quality], limits: Limits, rank: str = "token") -> t
     return rows[min(equal, key=lambda n: tuple(keys[n][1:]))]
 
 
-def rejection_ratios(graph: Graph, requests: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
+def rejection_ratios(graph: Graphs, requests: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
     """Return the positive r/q at the first rejection of every block of the captured path.
 
     Parameters
     ----------
-    graph : Graph
+    graph : Graphs
         Of a strict capture; its layout says which suffix value q is.
     requests : sequence of int, optional
         Rows of the requests to use.
     """
-    wanted = range(graph.num_requests) if requests is None else requests
+    wanted = np.ones(graph.num_requests, bool) if requests is None else np.zeros(graph.num_requests, bool)
+    if requests is not None:
+        wanted[list(requests)] = True
     ratios: list[float] = []
-    for r in wanted:
-        for step in graph.path_step[graph.path_ptr[r] : graph.path_ptr[r + 1]]:
-            first = int(graph.mm_ptr[step])
-            if first < graph.mm_ptr[step + 1] and 0 < graph.mm_score[first] < math.inf:
-                ratios.append(float(graph.mm_score[first]))
+    for rows, part in graph.parts():
+        for r in np.flatnonzero(wanted[rows]):
+            for step in part.path_step[part.path_ptr[r] : part.path_ptr[r + 1]]:
+                first = int(part.mm_ptr[step])
+                if first < part.mm_ptr[step + 1] and 0 < part.mm_score[first] < math.inf:
+                    ratios.append(float(part.mm_score[first]))
     return np.array(ratios)
 
 
@@ -206,7 +210,7 @@ class Quantile:
     cap: float = 1.0
     semantics: str = "paper"
 
-    def setting(self, graph: Graph, requests: Sequence[int] | None = None) -> Grid:
+    def setting(self, graph: Graphs, requests: Sequence[int] | None = None) -> Grid:
         """Return the setting for some requests of a strict capture, all by default.
 
         Raises
@@ -223,7 +227,7 @@ class Quantile:
         return Grid.product(value, value, self.cap, self.semantics)
 
 
-def check_disjoint(calibration: Trace, holdout: Trace) -> None:
+def check_disjoint(calibration: Trace | StreamedTrace, holdout: Trace | StreamedTrace) -> None:
     """Refuse a holdout that shares prompts with the calibration set, by tokens or by text (spaces aside).
 
     Raises
@@ -243,7 +247,7 @@ def check_disjoint(calibration: Trace, holdout: Trace) -> None:
     if shared:
         mine, other = shared[0]
         raise UsageError(
-            f"{len(shared)} of its {len(holdout.request_ids())} prompts are in the calibration set too, the first is "
+            f"{len(shared)} of its {holdout.num_requests} prompts are in the calibration set too, the first is "
             f"{mine} ({other} there)",
             where=str(holdout.path), fix="hold out other prompts (asdsim capture --offset), or use --split",
         )  # fmt: skip
@@ -408,9 +412,9 @@ def _exact_on(evaluator: Evaluator, grid: Grid) -> npt.NDArray[np.bool_]:
     return np.asarray((evaluator.walk(grid).exact & strict).all(axis=1)) if len(grid) else np.zeros(0, bool)
 
 
-def _need_exact(quality: Quality, trace: Trace, off_trace: str) -> None:
+def _need_exact(quality: Quality, trace: Source, off_trace: str) -> None:
     if off_trace == "stop" and not quality.exact[0]:
-        share = min(quality.exact_share[0], quality.requests[0] / max(1, len(trace.request_ids())))
+        share = min(quality.exact_share[0], quality.requests[0] / max(1, trace.num_requests))
         raise UsageError(
             f"{setting_name(quality.grid)} is exact for {100 * share:.0f} % of its requests",
             where=str(trace.path),
@@ -423,7 +427,7 @@ def _held_out_in_turn(
 ) -> tuple[list[dict[str, Any]], Quality]:
     """Choose without each part and judge on it, over all parts; parts are drawn by request, by the seed."""
     trace = evaluator.trace
-    number = len(trace.request_ids())
+    number = trace.num_requests
     if not 2 <= split <= number:
         raise UsageError(f"--split {split} cannot split {number} requests", fix=f"give 2 to {number}")
     part_of = np.random.default_rng(evaluator.seed).permutation(number) % split
@@ -452,10 +456,10 @@ def _held_out_in_turn(
     return folds, quality
 
 
-def policy_record(calibration: Calibration, trace: Trace, holdout: Trace | None, cost: Cost | None) -> dict[str, Any]:
+def policy_record(calibration: Calibration, trace: Source, holdout: Source | None, cost: Cost | None) -> dict[str, Any]:
     """Return the content of ``policy.json``: the setting, what it belongs to, and how it was found and judged."""
 
-    def side(source: Trace | None, quality: Quality | None) -> dict[str, Any] | None:
+    def side(source: Source | None, quality: Quality | None) -> dict[str, Any] | None:
         if quality is None:
             return None
         where = {} if source is None else {"trace": str(source.path), "checksum": source.manifest.checksum}

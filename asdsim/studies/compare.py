@@ -28,7 +28,9 @@ from ..evaluate.figures import FIGURES
 from ..rules import NAMES, get_rule
 from ..rules.scoring import Layout
 from ..rules.settings import Grid, rule_grids
-from ..trace.graph import Graph, build_graph
+from ..trace.graph import Graphs
+from ..trace.groups import StreamedTrace
+from ..trace.store import GraphStore, fill, graph_of
 from ..trace.stored import Trace
 from ..walk.estimate import mean_walks
 from ..walk.off_trace import OFF_TRACE, off_trace_mode
@@ -148,11 +150,14 @@ class Meter:
         If no strict walk is captured.
     """
 
-    def __init__(self, trace: Trace, off_trace: str = "pooled", device: str = "auto", threads: int = 0) -> None:
+    def __init__(
+        self, trace: Trace | StreamedTrace, off_trace: str = "pooled", device: str = "auto", threads: int = 0
+    ) -> None:
         off_trace_mode(off_trace)
         self.trace, self.off_trace, self.device, self.threads = trace, off_trace, device, threads
-        self._latest: tuple[Layout, Graph] | None = None
-        self.paired = np.arange(len(trace.request_records()))
+        self._latest: tuple[Layout, Graphs] | None = None
+        self._stores: dict[Layout, GraphStore] = {}
+        self.paired = np.arange(trace.num_requests)
         strict = self.measure(rule_grids("strict")[0])
         self.paired = np.flatnonzero(strict.exact[0])
         if not len(self.paired):
@@ -162,10 +167,19 @@ class Meter:
             )  # fmt: skip
         self.strict = strict.requests(self.paired)
 
-    def graph(self, layout: Layout) -> Graph:
+    def prepare(self, names: Sequence[str]) -> None:
+        """Lay out a trace that is read group by group for all rules, in one pass over it."""
+        if isinstance(self.trace, StreamedTrace):
+            grids = [grid for name in names for grid in published(name, self.trace.manifest.num_draft_tokens)]
+            self._stores = {layout: GraphStore(self.trace, layout) for layout in {grid.layout: None for grid in grids}}
+            fill(list(self._stores.values()))
+
+    def graph(self, layout: Layout) -> Graphs:
         """Return the trace under a layout; only the latest one is kept, since a comparison goes rule by rule."""
+        if layout in self._stores:
+            return self._stores[layout]
         if self._latest is None or self._latest[0] != layout:
-            self._latest = layout, build_graph(self.trace, layout)
+            self._latest = layout, graph_of(self.trace, layout)
         return self._latest[1]
 
     def measure(self, grid: Grid) -> Measured:
@@ -182,7 +196,7 @@ class Meter:
             counts, spent = walks.counts.astype(np.float64), walks.spent
         steps, tokens, accepted, drafted = (counts[..., name] for name in (STEPS, TOKENS, ACCEPTED, DRAFTED))
         relaxed = true.counts[..., RELAXED] > 0
-        prompt = np.array([len(record.prompt_ids) for record in self.trace.request_records()], np.float64)
+        prompt = self.trace.prompt_tokens.astype(np.float64)
         measured = Measured(grid, steps, tokens, accepted, spent, drafted, relaxed, true.exact, prompt)
         return measured if len(self.paired) == graph.num_requests else measured.requests(self.paired)
 
@@ -220,7 +234,7 @@ def knob_grid(name: str, values: Sequence[float]) -> Grid:
 
 
 def compare(
-    trace: Trace,
+    trace: Trace | StreamedTrace,
     rules: Sequence[str] = ("asd", *NAMES),
     *,
     risk: str = "regret_max",
@@ -238,7 +252,7 @@ def compare(
 
     Parameters
     ----------
-    trace : Trace
+    trace : Trace or StreamedTrace
     rules : sequence of str
         ``asd`` and names in :data:`asdsim.rules.NAMES`.
     risk : str
@@ -268,7 +282,8 @@ def compare(
     cost = cost or fit_trace(trace)
     meter = Meter(trace, off_trace, device, threads)
     comparison = Comparison([], risk, level, cost, off_trace)
-    comparison.unpaired = len(trace.request_ids()) - len(meter.paired)
+    comparison.unpaired = trace.num_requests - len(meter.paired)
+    meter.prepare(list(dict.fromkeys(rules)))
     settings: dict[str, Measured] = {}
     for name in dict.fromkeys(rules):
         try:
@@ -282,7 +297,7 @@ def compare(
             comparison.skipped[name] = f"no {which} has {risk} <= {level:g}{hint}"
         else:
             settings[name] = setting
-    weights = stats.resample_weights(len(meter.paired), resamples, seed)
+    weights = stats.Draws(len(meter.paired), resamples, seed)
     for name, setting in settings.items():
         row = _row(name, setting, meter, cost, weights)
         if name != "asd" and "asd" in settings:
@@ -340,7 +355,7 @@ def speedup(setting: Measured, strict: Measured, cost: Cost) -> Floats:
     return FIGURES["speed_up_plain"].formula({name: values.sum(axis=1) for name, values in columns.items()})
 
 
-def _row(name: str, setting: Measured, meter: Meter, cost: Cost, weights: Floats) -> dict[str, Any]:
+def _row(name: str, setting: Measured, meter: Meter, cost: Cost, weights: stats.Draws) -> dict[str, Any]:
     keep = setting.exact[0] if meter.off_trace == "stop" else np.ones_like(setting.exact[0])
     exact = bool(setting.exact.all())
     row: dict[str, Any] = {
@@ -371,7 +386,7 @@ def _row(name: str, setting: Measured, meter: Meter, cost: Cost, weights: Floats
     return row
 
 
-def _against(setting: Measured, asd: Measured, off_trace: str, weights: Floats) -> dict[str, float | None]:
+def _against(setting: Measured, asd: Measured, off_trace: str, weights: stats.Draws) -> dict[str, float | None]:
     """Return the gain over ASD on the requests that both cover, with an interval where both are exact."""
     exact = setting.exact[0] & asd.exact[0]
     keep = exact if off_trace == "stop" else np.ones_like(exact)
@@ -388,7 +403,7 @@ def _parameters(name: str, grid: Grid) -> dict[str, Any]:
 
 
 def gain(
-    setting: Measured, other: Measured, keep: npt.NDArray[np.bool_], weights: Floats
+    setting: Measured, other: Measured, keep: npt.NDArray[np.bool_], weights: Floats | stats.Draws
 ) -> tuple[float, float | None, float | None]:
     """Return the relative gain in acceptance length over another setting, with the ends of its 95 % interval.
 

@@ -16,10 +16,10 @@ from ..rules.settings import SEMANTICS, Grid
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..trace.reader import Trace
+    from ..trace.stored import Source
 
 
-def identity(trace: Trace) -> dict[str, Any]:
+def identity(trace: Source) -> dict[str, Any]:
     """Return what a frozen setting belongs to: models, drafter and K."""
     manifest = trace.manifest
     return {

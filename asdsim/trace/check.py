@@ -52,7 +52,7 @@ def check_requests(trace: Trace) -> None:
     refuse(
         trace,
         "requests",
-        index != np.arange(len(index)),
+        index != np.arange(trace.first, trace.first + len(index)),
         "request_index {} is not the next in the order of capture: a request is missing",
         "request_index",
     )

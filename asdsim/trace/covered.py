@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..rules.settings import Grid, layout_of, rule_grids
-from .stored import Trace
+from .stored import Source
 
 VARIED = ("regret", "value", "ledger", "K", "draft_threshold", "draft_stop")
 """Names of :meth:`asdsim.rules.settings.Grid.product` that an entry may hold, each if it is not as usual."""
@@ -55,14 +55,14 @@ def covered_grids(grids: list[dict[str, Any]]) -> list[Grid]:
     return covered
 
 
-def covered_like(trace: Trace, like: Grid) -> Grid | None:
+def covered_like(trace: Source, like: Grid) -> Grid | None:
     """Return every setting once of the covered grids that read ASD as ``like`` does, None where there is none."""
     grids = [grid for grid in covered_grids(trace.manifest.grids) if grid.layout.rule == "asd"]
     grids = [grid for grid in grids if (grid.reading, grid.layout) == (like.reading, like.layout)]
     return Grid.of(list(dict.fromkeys(grid.policy(n) for grid in grids for n in range(len(grid))))) if grids else None
 
 
-def covered_settings(trace: Trace) -> Grid:
+def covered_settings(trace: Source) -> Grid:
     """Return every setting once of the covered grids of ASD: those of the first reading that is covered.
 
     Raises

@@ -11,10 +11,10 @@ out at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +96,7 @@ class Graph:
         Next step, ``END`` or ``MISSING``.
     edge_accepted, edge_tokens : int32 (S + m,)
         Draft tokens accepted, and tokens committed with the correction or bonus token.
-    edge_margin : float64 (S + m,)
+    edge_margin : float64 (S + m,), or empty in a graph that was kept on disk
         Smallest gap, in logits, between the target's two best tokens over the rows that an outcome relies on: all
         accepted positions and the one that gave the correction or bonus token.
     path_ptr : int64 (R + 1,), path_step : int32
@@ -140,6 +140,15 @@ class Graph:
         return int(self.drafted.shape[0])
 
     @property
+    def num_parts(self) -> int:
+        """Parts that it is in memory by: this one holds all requests."""
+        return 1
+
+    def parts(self) -> Iterator[tuple[slice, Graph]]:
+        """Yield the requests of each part and their graph; see :class:`Graphs`."""
+        yield slice(0, self.num_requests), self
+
+    @property
     def arrays(self) -> GraphArrays:
         """What a compiled walk reads."""
         return GraphArrays(*(getattr(self, name) for name in GraphArrays._fields))
@@ -149,6 +158,68 @@ class Graph:
         first = self.mm_ptr[:-1] + np.arange(self.num_steps)
         step = int(np.searchsorted(first, edge, side="right")) - 1
         return step, int(edge - first[step])
+
+
+class Graphs(Protocol):
+    """A graph as the walk takes it: whole, or the requests a group at a time, each with a graph of its own.
+
+    The one of a trace on disk is :class:`asdsim.trace.store.GraphStore`.
+    """
+
+    @property
+    def request_ids(self) -> list[str]: ...
+
+    @property
+    def num_requests(self) -> int: ...
+
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def max_draft(self) -> int: ...
+
+    @property
+    def num_parts(self) -> int: ...
+
+    def parts(self) -> Iterator[tuple[slice, Graph]]:
+        """Yield the requests of each part, in order, and their graph."""
+        ...
+
+
+def whole_graph(graphs: Graphs) -> Graph:
+    """Return a graph in one piece: memory grows with the trace."""
+    return graphs if isinstance(graphs, Graph) else join_graphs(graph for _, graph in graphs.parts())
+
+
+def join_graphs(graphs: Iterable[Graph]) -> Graph:
+    """Return one graph of all requests from those of neighbouring groups."""
+    parts: dict[str, list[npt.NDArray[Any]]] = {}
+    names: list[str] = []
+    largest = requests = steps = mismatches = on_path = aligned = 0
+    for graph in graphs:
+        names += graph.request_ids
+        largest = max(largest, graph.max_draft)
+        shifts = {
+            "step_request": requests, "root": steps, "edge_next": steps, "path_step": steps, "align_step": steps,
+            "mm_ptr": mismatches, "path_ptr": on_path, "align_ptr": aligned,
+        }  # fmt: skip
+        for field in fields(Graph):
+            values = getattr(graph, field.name)
+            if not isinstance(values, np.ndarray):
+                continue
+            if field.name.endswith("_ptr"):
+                values = values[1:] + shifts[field.name]
+            elif field.name in shifts:
+                values = np.where(values >= 0, values + shifts[field.name], values).astype(np.int32)
+            parts.setdefault(field.name, []).append(values)
+        requests, steps = requests + graph.num_requests, steps + graph.num_steps
+        mismatches, on_path = mismatches + len(graph.mm_pos), on_path + len(graph.path_step)
+        aligned += len(graph.align_step)
+    whole: dict[str, npt.NDArray[Any]] = {}
+    for name in list(parts):  # each let go once it is joined
+        first = [np.zeros(1, np.int64)] if name.endswith("_ptr") else []
+        whole[name] = np.concatenate([*first, *parts.pop(name)])
+    return Graph(request_ids=names, max_draft=largest, **whole)
 
 
 class _Blocks(NamedTuple):

@@ -26,7 +26,7 @@ from .stored import Origin, Part, Trace
 from .tables import Array, to_numpy, unpack
 
 
-def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: bool = False) -> Trace:
+def read_trace(path: str | os.PathLike[str], *, verify: bool = True) -> Trace:
     """Read and validate a trace.
 
     Parameters
@@ -35,9 +35,6 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
         The directory, local or ``s3://BUCKET/NAME``.
     verify : bool
         False skips the SHA-256 of the shards; everything else is still checked.
-    narrow : bool
-        Check every row, but keep only what a summary needs of ``positions``: the draft token and its logit, the
-        target's choice, and the two largest logits.
 
     Raises
     ------
@@ -48,7 +45,7 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
     folder = to_path(path)
     while True:
         manifest, raw = load_manifest(folder)
-        check_fits(folder, manifest, narrow)
+        check_fits(folder, manifest)
 
         def parts(table: str, manifest: Manifest = manifest) -> Iterator[Part]:
             for shard in manifest.shards_of(table):
@@ -57,7 +54,7 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True, narrow: boo
         try:
             rows = sum(shard.rows for shard in manifest.shards_of("positions"))
             requests, steps = list(parts("requests")), list(parts("steps"))
-            trace = build_trace(folder, manifest, requests, steps, parts("positions"), rows=rows, narrow=narrow)
+            trace = build_trace(folder, manifest, requests, steps, parts("positions"), rows=rows)
             if verify and manifests.VOCABULARY in manifest.notes and not trace.vocabulary:
                 raise TraceError("the vocabulary is empty", where=str(folder), fix=RESTORE)
             return trace
@@ -180,6 +177,26 @@ def _schema_difference(schema: pa.Schema, expected: pa.Schema) -> str:
     return f"unknown column {extra[0]!r}" if extra else "columns are out of order"
 
 
+def only_requests(folder: Path, manifest: Manifest, requests: list[Part], first: int = 0) -> Trace:
+    """Return a trace of checked requests that has no step yet; see :func:`build_trace`."""
+    table = _joined(requests, "requests", manifest)
+    order = _order(to_numpy(table["request_index"]))
+    trace = Trace(
+        path=folder,
+        manifest=manifest,
+        requests=_take(table, order),
+        steps=table_schema("steps").empty_table(),
+        positions=table_schema("positions", manifest.top_k).empty_table(),
+        step_request=np.empty(0, np.int32),
+        pos_ptr=np.zeros(1, np.int64),
+        step_ptr=np.zeros(table.num_rows + 1, np.int64),
+        first=first,
+        _origin={"requests": Origin.of(requests, order)},
+    )
+    check_requests(trace)
+    return trace
+
+
 def build_trace(
     folder: Path,
     manifest: Manifest,
@@ -188,7 +205,7 @@ def build_trace(
     positions: Iterable[Part],
     *,
     rows: int,
-    narrow: bool = False,
+    first: int = 0,
 ) -> Trace:
     """Sort three tables, connect their rows, and check them.
 
@@ -201,28 +218,15 @@ def build_trace(
         Positions are taken one at a time.
     rows : int
         Rows that the parts of ``positions`` hold together.
-    narrow : bool
-        See :func:`read_trace`.
+    first : int
+        ``request_index`` of the first request.
 
     Raises
     ------
     TraceError
         See :func:`read_trace`.
     """
-    table = _joined(requests, "requests", manifest)
-    order = _order(to_numpy(table["request_index"]))
-    trace = Trace(
-        path=folder,
-        manifest=manifest,
-        requests=_take(table, order),
-        steps=table_schema("steps").empty_table(),
-        positions=table_schema("positions", manifest.top_k).empty_table(),
-        step_request=np.empty(0, np.int32),
-        pos_ptr=np.zeros(1, np.int64),
-        step_ptr=np.zeros(table.num_rows + 1, np.int64),
-        _origin={"requests": Origin.of(requests, order)},
-    )
-    check_requests(trace)
+    trace = only_requests(folder, manifest, requests, first)
 
     known = {name: row for row, name in enumerate(trace.request_ids())}
     owner = np.concatenate([np.empty(0, np.int32), *(request_rows(part, known, folder) for part in steps)])
@@ -236,7 +240,7 @@ def build_trace(
     widths = trace.column("steps", "num_draft_tokens").astype(np.int64) + 1
     trace.pos_ptr = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
 
-    sorter = Positions(trace, known, rows, narrow)
+    sorter = Positions(trace, known, rows)
     for part in positions:
         sorter.add(part)
     trace.positions, trace._origin["positions"] = sorter.finish()

@@ -16,7 +16,7 @@ from ..errors import TraceError
 from ..records import FORBIDDEN_LOGIT
 from .schema import DIVERGENCES
 from .stored import RECAPTURE, Origin, Part
-from .tables import is_valid, matrix_column, to_numpy
+from .tables import is_valid, to_numpy
 
 if TYPE_CHECKING:
     from .stored import Trace
@@ -25,8 +25,6 @@ Mask = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
 
 NO_STEP = "the row fits no step: rows of a step must be 0 .. K, each once"
-COUNTED = {"draft_id": np.int32, "argmax_id": np.int32, "draft_logit": np.float32}
-"""What :meth:`Positions.finish` keeps of a narrow trace, beside the two largest logits."""
 
 
 def request_rows(part: Part, known: dict[str, int], folder: Any) -> npt.NDArray[np.int32]:
@@ -65,12 +63,10 @@ class Positions:
         Row of each request.
     rows : int
         Rows that all parts together hold.
-    narrow : bool
-        Keep the columns of :data:`COUNTED` and the two largest logits alone.
     """
 
-    def __init__(self, trace: Trace, known: dict[str, int], rows: int, narrow: bool) -> None:
-        self.trace, self.known, self.narrow = trace, known, narrow
+    def __init__(self, trace: Trace, known: dict[str, int], rows: int) -> None:
+        self.trace, self.known = trace, known
         self.total = int(trace.pos_ptr[-1])
         # Of rows + 1 places one stays free: no need to hold more, whatever K the steps claim.
         self.taken = np.zeros(min(self.total, rows + 1), bool)
@@ -78,11 +74,6 @@ class Positions:
         self.places: list[Int64] = []
         self.done = 0
         self.in_order = True
-        self.kept: dict[str, npt.NDArray[Any]] = {}
-        if narrow and rows == self.total:
-            top = min(2, trace.manifest.top_k)
-            self.kept = {name: np.empty(rows, kind) for name, kind in COUNTED.items()}
-            self.kept["top_logits"] = np.empty((rows, top), np.float32)
 
     def add(self, part: Part) -> None:
         """Check some rows.
@@ -98,16 +89,13 @@ class Positions:
         _check_logits(rows)
         _check_drafts(rows, ~bonus)
         _check_sums(rows, ~bonus)
-        for name, values in self.kept.items():
-            values[place] = rows.column(name)[:, : values.shape[1]] if values.ndim == 2 else rows.column(name)
-        if not self.narrow:
-            self.in_order &= bool((place == np.arange(self.done, self.done + len(place))).all())
-            self.parts.append(part)
-            self.places.append(place)
+        self.in_order &= bool((place == np.arange(self.done, self.done + len(place))).all())
+        self.parts.append(part)
+        self.places.append(place)
         self.done += len(place)
 
     def finish(self) -> tuple[pa.Table, Origin | None]:
-        """Return all rows in order (a table without its nulls if narrow), and where they came from.
+        """Return all rows in order, and where they came from.
 
         Raises
         ------
@@ -123,12 +111,6 @@ class Positions:
                 where=f"{trace.path}: {trace.where('steps', step)}",
                 fix=RECAPTURE,
             )
-        if self.narrow:
-            columns = {
-                name: matrix_column(values) if values.ndim == 2 else pa.array(values)
-                for name, values in self.kept.items()
-            }
-            return pa.table(columns), None
         if not self.parts:
             return self.trace.positions, None
         table = pa.concat_tables([part.table for part in self.parts]).unify_dictionaries().combine_chunks()

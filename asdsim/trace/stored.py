@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +24,65 @@ BLOCK_DRAFTERS = ("dspark",)
 RECAPTURE = "the trace is damaged or was written by something else: restore it from a copy, or capture again"
 
 
+class Source:
+    """What is known of a trace without its rows."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that it holds."""
+        raise NotImplementedError
+
+    @property
+    def subject(self) -> str:
+        """What figures of this trace stand for, in one line: target, drafter, K and requests."""
+        target, drafter = (str(model.get("name", "?")) for model in (self.manifest.target, self.manifest.drafter))
+        number = self.num_requests
+        return f"{target}, drafter {drafter}, K = {self.manifest.K}, {number} request{'' if number == 1 else 's'}"
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """Text of the token ids that occur; None where the trace has none."""
+        return read_vocabulary(self.path, self.manifest)
+
+    @property
+    def prompt_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each prompt, int64 (R,)."""
+        raise NotImplementedError
+
+    def request_ids(self) -> list[str]:
+        """Return the ids of all requests, in the order of capture."""
+        raise NotImplementedError
+
+    def step_columns(self, names: Sequence[str]) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
+        """Return some columns of ``steps`` as :meth:`Trace.column` does, and the row of each step's request."""
+        raise NotImplementedError
+
+    def check_length(self, K: int) -> None:
+        """Refuse a draft length to which the recorded blocks cannot be cut.
+
+        Raises
+        ------
+        TraceError
+            If the blocks are shorter, or their drafter would have proposed other tokens in a shorter block.
+        """
+        longest, drafter = self.manifest.num_draft_tokens, self.manifest.drafter
+        if longest < K:
+            fix = f"give at most {longest}, or capture with --num-draft-tokens {K}"
+            raise TraceError(f"K={K} is longer than the recorded blocks of {longest}", where=str(self.path), fix=fix)
+        if drafter.get("kind") in BLOCK_DRAFTERS and longest > K:
+            raise TraceError(
+                f"blocks of {drafter['kind']} cannot be cut to K={K}: it drafts all positions at once, and an engine "
+                "asked for fewer may run a shorter block, which has other logits", where=str(self.path),
+                fix=f"capture with --num-draft-tokens {K}",
+            )  # fmt: skip
+
+
 @dataclass
-class Trace:
-    """A validated trace.
+class Trace(Source):
+    """A validated trace, or the part of one that belongs to some requests.
 
     Attributes
     ----------
@@ -41,6 +98,8 @@ class Trace:
         Step s has the rows ``pos_ptr[s] .. pos_ptr[s + 1] - 1`` of ``positions``: K + 1 of them.
     step_ptr : int64 (R + 1,)
         Request r has the rows ``step_ptr[r] .. step_ptr[r + 1] - 1`` of ``steps``.
+    first : int
+        Place of its first request in the order of capture; 0 for a whole trace.
     """
 
     path: Path
@@ -51,6 +110,7 @@ class Trace:
     step_request: npt.NDArray[np.int32]
     pos_ptr: npt.NDArray[np.int64]
     step_ptr: npt.NDArray[np.int64]
+    first: int = 0
     _origin: dict[str, Origin | None] = field(default_factory=dict, repr=False)
     _columns: dict[tuple[str, str], Array] = field(default_factory=dict, repr=False)
 
@@ -79,16 +139,14 @@ class Trace:
         return self._columns[key]
 
     @property
-    def subject(self) -> str:
-        """What figures of this trace stand for, in one line: target, drafter, K and requests."""
-        target, drafter = (str(model.get("name", "?")) for model in (self.manifest.target, self.manifest.drafter))
-        number = self.requests.num_rows
-        return f"{target}, drafter {drafter}, K = {self.manifest.K}, {number} request{'' if number == 1 else 's'}"
+    def num_requests(self) -> int:
+        """Requests that it holds."""
+        return int(self.requests.num_rows)
 
-    @cached_property
-    def vocabulary(self) -> Vocabulary | None:
-        """Text of the token ids that occur; None where the trace has none."""
-        return read_vocabulary(self.path, self.manifest)
+    @property
+    def prompt_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each prompt, int64 (R,)."""
+        return np.array([len(ids) for ids in self.column("requests", "prompt_ids")], np.int64)
 
     @cached_property
     def _request_rows(self) -> dict[str, int]:
@@ -100,6 +158,10 @@ class Trace:
     def request_ids(self) -> list[str]:
         """Return the ids of all requests, in the order of capture."""
         return list(self.column("requests", "request_id"))
+
+    def step_columns(self, names: Sequence[str]) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
+        """Return some columns of ``steps``, and the row of each step's request."""
+        return {name: self.column("steps", name) for name in names}, self.step_request
 
     def request_row(self, request_id: str) -> int:
         """Return the row of a request in ``requests``.
@@ -127,40 +189,8 @@ class Trace:
 
     def request_records(self) -> list[RequestRecord]:
         """Return all requests as records."""
-        names = ("request_id", "task", "prompt_text", "reference", "max_new_tokens", "stop")
-        rows = zip(*(self.column("requests", name) for name in (*names, "prompt_ids", "eos_ids")), strict=True)
-        return [
-            RequestRecord(
-                request_id=request_id,
-                task=task,
-                prompt_ids=tuple(prompt_ids.tolist()),
-                prompt_text=text,
-                reference=reference,
-                max_new_tokens=int(limit),
-                eos_ids=tuple(eos_ids.tolist()),
-                stop=stop,
-            )
-            for request_id, task, text, reference, limit, stop, prompt_ids, eos_ids in rows
-        ]
-
-    def check_length(self, K: int) -> None:
-        """Refuse a draft length to which the recorded blocks cannot be cut.
-
-        Raises
-        ------
-        TraceError
-            If the blocks are shorter, or their drafter would have proposed other tokens in a shorter block.
-        """
-        longest, drafter = self.manifest.num_draft_tokens, self.manifest.drafter
-        if longest < K:
-            fix = f"give at most {longest}, or capture with --num-draft-tokens {K}"
-            raise TraceError(f"K={K} is longer than the recorded blocks of {longest}", where=str(self.path), fix=fix)
-        if drafter.get("kind") in BLOCK_DRAFTERS and longest > K:
-            raise TraceError(
-                f"blocks of {drafter['kind']} cannot be cut to K={K}: it drafts all positions at once, and an engine "
-                "asked for fewer may run a shorter block, which has other logits", where=str(self.path),
-                fix=f"capture with --num-draft-tokens {K}",
-            )  # fmt: skip
+        names = ("request_id", "task", "prompt_text", "reference", "max_new_tokens", "stop", "prompt_ids", "eos_ids")
+        return request_records({name: self.column("requests", name) for name in names})
 
     def steps_of(self, request_id: str) -> list[StepRecord]:
         """Return the steps of one request as records, by step_id.
@@ -211,6 +241,26 @@ class Trace:
             select_us=microseconds("select_us"),
             wave=whole("wave"),
         )
+
+
+def request_records(columns: Mapping[str, Array]) -> list[RequestRecord]:
+    """Return rows of ``requests`` as records."""
+    names = ("request_id", "task", "prompt_text", "reference", "max_new_tokens", "stop", "prompt_ids", "eos_ids")
+    return [
+        RequestRecord(
+            request_id=request_id,
+            task=task,
+            prompt_ids=tuple(prompt_ids.tolist()),
+            prompt_text=text,
+            reference=reference,
+            max_new_tokens=int(limit),
+            eos_ids=tuple(eos_ids.tolist()),
+            stop=stop,
+        )
+        for request_id, task, text, reference, limit, stop, prompt_ids, eos_ids in zip(
+            *(columns[name] for name in names), strict=True
+        )
+    ]
 
 
 @dataclass(frozen=True)

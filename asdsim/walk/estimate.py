@@ -14,6 +14,7 @@ that begins to repeat itself, all three are far off, ``aligned`` least.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..rules.settings import Grid
-from ..trace.graph import END, MISSING, Graph
+from ..trace.graph import END, MISSING, Graph, Graphs, whole_graph
 from .off_trace import OFF_TRACE, off_trace_mode
 from .request import ACCEPTED, LEFT, STEPS, TOKENS
 from .sweep import Walks, walk_grid
@@ -41,27 +42,7 @@ def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int | np.random.Generat
     token limit cut short, are not drawn. One generator, handed in draw after draw, gives the draws of one call.
     """
     steps, requests = graph.num_steps, graph.num_requests
-    place = np.arange(steps)
-    first, last = graph.mm_ptr[:-1] + place, graph.mm_ptr[1:] + place
-    edges = len(graph.edge_next)
-    full = np.zeros(edges, bool)
-    full[last] = True
-    pools = _pools(graph, first)
-    rng = np.random.default_rng(seed)
-    follow: list[npt.NDArray[np.int32]] = []
-    for draw in range(draws):
-        offset = np.int32(2 * steps * draw)
-        drawn = np.full(2 * edges, MISSING, np.int32)
-        kind = np.concatenate([full, full])
-        for ended_full in (False, True):
-            wanted = np.flatnonzero(kind == ended_full)
-            source = pools[ended_full]
-            if len(source):
-                drawn[wanted] = source[rng.integers(len(source), size=len(wanted))] + steps + offset
-        captured = graph.edge_next
-        shifted = np.where(captured >= 0, captured + offset, captured)
-        follow.append(np.where(captured == MISSING, drawn[:edges], shifted).astype(np.int32))
-        follow.append(drawn[edges:])
+    follow = _follow(graph, draws, np.random.default_rng(seed))
     copies = 2 * draws
     mismatches = len(graph.mm_pos)
     shifts = np.repeat(np.arange(draws), requests)
@@ -95,6 +76,43 @@ def pooled_graph(graph: Graph, draws: int = DRAWS, seed: int | np.random.Generat
         align_ptr=np.zeros(requests * draws + 1, np.int64),
         align_step=np.zeros(0, np.int32),
     )
+
+
+def drawn_graphs(graph: Graph, draws: int, seed: int) -> Iterator[Graph]:
+    """Yield :func:`pooled_graph` of one draw at a time, all from one generator; they share all but their edges."""
+    rng = np.random.default_rng(seed)
+    first: Graph | None = None
+    for _ in range(draws):
+        if first is None:
+            first = pooled_graph(graph, 1, rng)
+            yield first
+        else:
+            yield replace(first, edge_next=np.concatenate(_follow(graph, 1, rng)))
+
+
+def _follow(graph: Graph, draws: int, rng: np.random.Generator) -> list[npt.NDArray[np.int32]]:
+    """Return where the edges of each copy of the steps lead, see :func:`pooled_graph`."""
+    steps, edges = graph.num_steps, len(graph.edge_next)
+    place = np.arange(steps)
+    first, last = graph.mm_ptr[:-1] + place, graph.mm_ptr[1:] + place
+    full = np.zeros(edges, bool)
+    full[last] = True
+    pools = _pools(graph, first)
+    follow: list[npt.NDArray[np.int32]] = []
+    for draw in range(draws):
+        offset = np.int32(2 * steps * draw)
+        drawn = np.full(2 * edges, MISSING, np.int32)
+        kind = np.concatenate([full, full])
+        for ended_full in (False, True):
+            wanted = np.flatnonzero(kind == ended_full)
+            source = pools[ended_full]
+            if len(source):
+                drawn[wanted] = source[rng.integers(len(source), size=len(wanted))] + steps + offset
+        captured = graph.edge_next
+        shifted = np.where(captured >= 0, captured + offset, captured)
+        follow.append(np.where(captured == MISSING, drawn[:edges], shifted).astype(np.int32))
+        follow.append(drawn[edges:])
+    return follow
 
 
 def _pools(graph: Graph, first: npt.NDArray[np.int64]) -> dict[bool, npt.NDArray[np.int32]]:
@@ -135,12 +153,11 @@ def drawn_walks(
         (n, draws * R), request r of draw d in column ``d * R + r``. ``LEFT`` of the counts is that of the true walk, so
         that ``exact`` says what is captured. ``edge`` names no output.
     """
-    rng = np.random.default_rng(seed)
     counts, spent, edge = [], [], []
     histogram = np.zeros_like(true.histogram)
-    for _ in range(draws):
+    for drawn in drawn_graphs(graph, draws, seed):
         # Only where there is no step to draw does an edge of the pooled graph lead nowhere.
-        walks = walk_grid(pooled_graph(graph, 1, rng), grid, off_trace="aligned", device=device, threads=threads)
+        walks = walk_grid(drawn, grid, off_trace="aligned", device=device, threads=threads)
         # A drawn walk ends where the captured output ended, an exact one where it ends.
         counts.append(np.where(true.exact[..., None], true.counts, walks.counts))
         counts[-1][..., LEFT] = true.counts[..., LEFT]
@@ -154,7 +171,7 @@ def drawn_walks(
 
 
 def mean_walks(
-    graph: Graph, grid: Grid, true: Walks, *, draws: int = DRAWS, seed: int = SEED, device: str = "auto",
+    graph: Graphs, grid: Grid, true: Walks, *, draws: int = DRAWS, seed: int = SEED, device: str = "auto",
     threads: int = 0,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:  # fmt: skip
     """Average walks over draws, where they leave the trace; elsewhere they are the true ones.
@@ -172,9 +189,8 @@ def mean_walks(
     spent : float64 (n, R)
     """
     counts, spent = np.zeros(true.counts.shape, np.int64), np.zeros(true.spent.shape)
-    rng = np.random.default_rng(seed)
-    for _ in range(draws if not true.exact.all() else 0):
-        walks = walk_grid(pooled_graph(graph, 1, rng), grid, off_trace="aligned", device=device, threads=threads)
+    for drawn in drawn_graphs(whole_graph(graph), draws, seed) if not true.exact.all() else ():
+        walks = walk_grid(drawn, grid, off_trace="aligned", device=device, threads=threads)
         counts += walks.counts
         spent += walks.spent
     exact = true.exact

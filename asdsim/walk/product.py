@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..rules.settings import Grid
-from ..trace.graph import Graph
+from ..trace.graph import Graph, Graphs
 from . import boxes, ledgers, recorded
 from . import request as columns
 from .axes import Axes
@@ -72,7 +72,7 @@ def tiles(axes: Axes, cells: int, widest: int, parts: int) -> Iterator[Tile]:
 
 
 def sum_product(
-    graph: Graph,
+    graph: Graphs,
     grid: Grid,
     axes: Axes,
     mode: int,
@@ -83,8 +83,12 @@ def sum_product(
     compiled: bool = True,
     progress: Callable[[int], None] | None = None,
     note: Callable[[str], None] | None = None,
+    memory: float = 0.0,
 ) -> GridSums:
     """Walk a product grid and add up over requests.
+
+    A graph in parts is gone through once for as many tiles as ``memory`` has room for the ledgers of; these are
+    summarised when all requests have been walked, so the figures are those of a whole graph to the bit.
 
     Parameters
     ----------
@@ -101,61 +105,87 @@ def sum_product(
         False runs the kernels' sources as Python.
     progress, note : callable, optional
         Called with the number of settings done in each tile; with a line where a kernel has to be compiled first.
+    memory : float
+        Bytes for the ledgers of a graph in parts.
     """
     workers = threads or len(os.sched_getaffinity(0))
-    cells = max(1, TILE_BYTES // (8 * max(1, graph.num_requests) * workers))
+    several = graph.num_parts > 1
+    room = max(memory, TILE_BYTES) if several else TILE_BYTES
+    cells = max(1, int(room) // (8 * max(1, graph.num_requests) * workers))
     if by == "auto":
         by = "recorded" if mode == RECORDED and min(cells, len(grid)) <= RECORDED_UP_TO else "boxes"
-    path = path_arrays(graph) if by == "recorded" and mode == RECORDED else None
-    module = boxes if path is None else recorded
-    if note and compiled and not is_cached(module, grid.reading):
+    in_order = by == "recorded" and mode == RECORDED
+    if note and compiled and not is_cached(recorded if in_order else boxes, grid.reading):
         note(COMPILING)
-    walker = Walker(
-        graph, whole_product(graph, axes, grid.reading, compiled=compiled), mode, strict_columns(strict), path
-    )
-    walk: Kernel = module.kernel(grid.reading) if compiled else module.python_kernel(grid.reading)
+    fixed = strict_columns(strict)
     add: Kernel = store_kernel() if compiled else store
     summarise: Kernel = ledgers.kernel() if compiled else ledgers.summarise_ledgers
     sums = empty_sums(len(grid), graph.max_draft)
 
-    def do(tile: Tile) -> int:
+    def prepare(rows: slice, part: Graph) -> Walker:
+        path = path_arrays(part) if in_order else None
+        module = boxes if path is None else recorded
+        walk = module.kernel(grid.reading) if compiled else module.python_kernel(grid.reading)
+        product = whole_product(part, axes, grid.reading, compiled=compiled)
+        return Walker(part, product, mode, fixed[rows], path, walk)
+
+    def close(tile: Tile, spent_of: Float64) -> int:
         settings = axes.settings(tile.gates, tile.budgets)
-        spent_of = walker.tile(tile, settings, walk, add, sums)
         total, highest, p95 = (np.zeros(settings.shape) for _ in range(3))
         summarise(spent_of, ledgers.scratch(graph.num_requests, *settings.shape[1:]), total, highest, p95)
         sums.spent[settings], sums.highest[settings], sums.p95[settings] = total, highest, p95
-        return settings.size
+        return int(settings.size)
 
-    widest = len(axes.budgets) if path is None else recorded.WIDTH
-    parts = list(tiles(axes, cells, widest, TILES_PER_THREAD * workers if workers > 1 else 1))
-    if workers == 1 or len(parts) == 1:
-        for tile in parts:
-            done = do(tile)
-            if progress:
-                progress(done)
-        return sums
     with ThreadPoolExecutor(workers) as pool:
-        for done in pool.map(do, parts):
-            if progress:
-                progress(done)
+        at_once: Callable[..., Iterator[int]] = map if workers == 1 else pool.map
+        if not several:
+            walker = prepare(*next(graph.parts()))
+
+            def do(tile: Tile) -> int:
+                settings = axes.settings(tile.gates, tile.budgets)
+                spent_of = np.empty((graph.num_requests, *settings.shape))
+                walker.tile(tile, settings, add, sums, spent_of)
+                return close(tile, spent_of)
+
+            widest = len(axes.budgets) if walker.path is None else recorded.WIDTH
+            for done in at_once(do, tiles(axes, cells, widest, TILES_PER_THREAD * workers if workers > 1 else 1)):
+                if progress:
+                    progress(done)
+            return sums
+        widest = recorded.WIDTH if in_order else len(axes.budgets)
+        waiting = list(tiles(axes, cells, widest, TILES_PER_THREAD * workers))
+        while waiting:
+            sizes = np.cumsum([8 * graph.num_requests * tile.size * len(axes.caps) for tile in waiting])
+            fit = max(1, int(np.searchsorted(sizes, room, side="right")))
+            now, waiting = waiting[:fit], waiting[fit:]
+            where = [axes.settings(tile.gates, tile.budgets) for tile in now]
+            ledgers_of = [np.empty((graph.num_requests, *settings.shape)) for settings in where]
+            for rows, part in graph.parts():
+                walker = prepare(rows, part)
+                jobs = zip(now, where, (spent_of[rows] for spent_of in ledgers_of), strict=True)
+                for _ in at_once(lambda job, w=walker: w.tile(job[0], job[1], add, sums, job[2]), jobs):
+                    pass
+            for done in at_once(close, now, ledgers_of):
+                if progress:
+                    progress(done)
     return sums
 
 
 @dataclass(frozen=True)
 class Walker:
-    """What all tiles share; ``path`` says that they are walked in recorded order, else by boxes."""
+    """What all tiles share; ``path`` says that they are walked in recorded order, else by boxes; ``walk`` is how."""
 
     graph: Graph
     product: TileArrays
     mode: int
     strict: npt.NDArray[np.int32]
     path: PathArrays | None
+    walk: Kernel
 
-    def tile(self, tile: Tile, settings: Int64, walk: Kernel, add: Kernel, sums: GridSums) -> Float64:
-        """Walk a tile, add to the sums of its settings, and return its ledgers, float64 (R, gates, caps, budgets)."""
+    def tile(self, tile: Tile, settings: Int64, add: Kernel, sums: GridSums, spent_of: Float64) -> None:
+        """Walk a tile, add to the sums of its settings, and fill its ledgers, float64 (R, gates, caps, budgets)."""
         graph, largest = self.graph, self.graph.max_draft
         arrays = self.product.cut(tile.gates, tile.budgets)
-        spent_of = np.empty((graph.num_requests, *settings.shape))
         corners = self.path is None and settings.size >= CORNERS_FROM
         if self.path is None:
             stack = boxes.stack_for(settings.size, largest, int(graph.limit.max(initial=1)))
@@ -165,13 +195,12 @@ class Walker:
             shape = [side + corners for side in settings.shape]
             if self.path is None:
                 tile_sums = np.zeros((*shape, columns.HISTOGRAM + largest + 1), np.int32)
-                walk(graph.arrays, arrays, requests, self.strict, self.mode, stack, corners, tile_sums, spent_of)
+                self.walk(graph.arrays, arrays, requests, self.strict, self.mode, stack, corners, tile_sums, spent_of)
             else:
                 by_figure = np.zeros((*shape[:2], columns.HISTOGRAM + largest + 1, shape[2]), np.int32)
-                walk(graph.arrays, arrays, self.path, requests, self.strict, *scratch, by_figure, spent_of)
+                self.walk(graph.arrays, arrays, self.path, requests, self.strict, *scratch, by_figure, spent_of)
                 tile_sums = by_figure.transpose(0, 1, 3, 2)
             add(tile_sums, corners, settings, sums)
-        return spent_of
 
 
 def _blocks(limit: npt.NDArray[np.int32], largest: int) -> Iterator[Int64]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..errors import UsageError, unknown_name
 from ..rules.settings import Grid
 from ..stats import ratio
-from ..trace.graph import Graph
+from ..trace.graph import Graph, Graphs
 from . import request as columns
 from .axes import axes_of
 from .compiled import COMPILING, is_cached
@@ -93,8 +93,8 @@ def cuda_missing() -> str:
     return cuda.why_unavailable()
 
 
-def walk_grid(graph: Graph, grid: Grid, *, off_trace: str = "stop", device: str = "auto", threads: int = 0) -> Walks:
-    """Walk every request under every setting, in one piece.
+def walk_grid(graph: Graphs, grid: Grid, *, off_trace: str = "stop", device: str = "auto", threads: int = 0) -> Walks:
+    """Walk every request under every setting; results are for all at once, the graph may come part by part.
 
     Raises
     ------
@@ -104,6 +104,26 @@ def walk_grid(graph: Graph, grid: Grid, *, off_trace: str = "stop", device: str 
     mode = off_trace_code(off_trace)
     settings = tuple(np.ascontiguousarray(axis, np.float64) for axis in (grid.budget, grid.gate, grid.cap))
     chosen = choose_device(device)
+    if graph.num_parts == 1:
+        return next(_walk(part, settings, mode, grid, chosen, threads) for _, part in graph.parts())
+    number = len(grid)
+    whole = Walks(
+        np.zeros((number, graph.num_requests, NUM_COUNTS), np.int32), np.zeros((number, graph.num_requests)),
+        np.full((number, graph.num_requests), -1, np.int64), np.zeros((number, graph.max_draft + 1), np.int64),
+    )  # fmt: skip
+    before = 0
+    for rows, part in graph.parts():
+        walks = _walk(part, settings, mode, grid, chosen, threads)
+        whole.counts[:, rows], whole.spent[:, rows] = walks.counts, walks.spent
+        whole.edge[:, rows] = np.where(walks.edge >= 0, walks.edge + before, -1)
+        whole.histogram[:, : walks.histogram.shape[1]] += walks.histogram
+        before += len(part.edge_next)
+    return whole
+
+
+def _walk(
+    graph: Graph, settings: tuple[npt.NDArray[np.float64], ...], mode: int, grid: Grid, chosen: str, threads: int
+) -> Walks:
     arrays = graph.arrays
     if chosen == "cuda":
         from . import cuda
@@ -168,7 +188,7 @@ def sweep(
 
 
 def sweep_graph(
-    graph: Graph,
+    graph: Graphs,
     grid: Grid,
     *,
     off_trace: str = "stop",
@@ -178,12 +198,13 @@ def sweep_graph(
     strict: Walks | None = None,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
+    memory: float = 0.0,
 ) -> dict[str, npt.NDArray[Any]]:
     """Walk a grid and return one figure per setting, by whatever is fastest; results do not depend on it.
 
     Parameters
     ----------
-    graph : Graph
+    graph : Graphs
     grid : Grid
     off_trace, device, threads
         As for :func:`walk_grid`.
@@ -195,6 +216,9 @@ def sweep_graph(
         Called with the number of settings done.
     note : callable, optional
         Called with a line for the user where kernels have to be compiled first.
+    memory : float
+        Bytes that the ledgers of all requests may take where the graph comes in parts; the fewer, the more often it is
+        gone through.
 
     Returns
     -------
@@ -214,19 +238,22 @@ def sweep_graph(
             note(COMPILING)
     if by == "auto" and len(grid) * graph.num_steps < PAIRS_UP_TO:
         by = "pairs"
+    if chosen == "cuda" and graph.num_parts > 1:
+        by = "pairs"  # sums made on a device take the whole graph
     axes = axes_of(grid) if by != "pairs" and graph.num_steps and len(grid) else None
-    if axes is None and chosen != "cuda":
+    if axes is None and (chosen != "cuda" or graph.num_parts > 1):
         return sweep(walk, grid, graph.num_requests, off_trace=off_trace, strict=strict, progress=progress)
     base = walk(grid.strict) if strict is None else strict
 
     if axes is None or chosen == "cuda":
         from .device import sum_on_device
 
+        assert isinstance(graph, Graph)
         sums = sum_on_device(graph, grid, mode, base.counts[0], progress)
     else:
         sums = sum_product(
             graph, grid, axes, mode, base.counts[0], threads=threads, by=by, compiled=chosen == "cpu",
-            progress=progress, note=note,
+            progress=progress, note=note, memory=memory,
         )  # fmt: skip
     return figures_of(sums, graph.num_requests)
 

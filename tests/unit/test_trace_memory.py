@@ -16,7 +16,9 @@ from asdsim.errors import TraceError
 from asdsim.evaluate.summary import summarise
 from asdsim.trace import fits, read_trace, reader
 from asdsim.trace.fits import available_memory, check_fits, estimated_bytes
+from asdsim.trace.groups import StreamedTrace
 from asdsim.trace.reader import load_manifest
+from asdsim.trace.schema import TABLES
 from tests.support.toytrace import RAGGED, ToyModel, write_toy_trace
 from tests.support.tracefiles import sign_shard
 
@@ -62,9 +64,8 @@ def test_rows_that_a_file_of_its_size_cannot_hold_are_refused_unread(
         return read(parquet, group)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", unless_positions)
-    for narrow in (False, True):
-        with pytest.raises(TraceError, match=r"positions-\d+.parquet: the shard expands to more than \d+ MiB"):
-            read_trace(folder, narrow=narrow)
+    with pytest.raises(TraceError, match=r"positions-\d+.parquet: the shard expands to more than \d+ MiB"):
+        read_trace(folder)
 
 
 @pytest.mark.usefixtures("small_room")
@@ -112,20 +113,17 @@ def test_steps_that_claim_endless_blocks_reserve_nothing(folder: Path) -> None:
         read_trace(folder)
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_what_does_not_fit_is_said_before_anything_is_read(
-    folder: Path, narrow: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_is_said_before_anything_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest, _ = load_manifest(folder)
-    needed = estimated_bytes(manifest, narrow)
+    needed = estimated_bytes(manifest)
     monkeypatch.setattr(fits, "available_memory", lambda: int(0.79 * needed))
     monkeypatch.setattr(reader, "read_shard", lambda *args: pytest.fail("read"))
     with pytest.raises(TraceError, match=r"reading it takes about 0\.3 GB of memory, and 0\.2 GB are free \(free some"):
-        read_trace(folder, narrow=narrow)
+        read_trace(folder)
     monkeypatch.setattr(fits, "available_memory", lambda: int(0.81 * needed))
-    check_fits(folder, manifest, narrow)
+    check_fits(folder, manifest)
     monkeypatch.setattr(fits, "available_memory", lambda: None)
-    check_fits(folder, manifest, narrow)
+    check_fits(folder, manifest)
 
 
 def test_the_estimate_grows_with_the_rows() -> None:
@@ -138,8 +136,7 @@ def test_the_estimate_grows_with_the_rows() -> None:
         Shard("requests-00000.parquet", "requests", 20_000, 5_000_000, ""),
     ]
     manifest = toy_manifest(shards=shards)
-    assert estimated_bytes(manifest, narrow=True) == (300 << 20) + 20_000_000 + 120 * 1_200_000 + 40 * 9_600_000
-    assert estimated_bytes(manifest, narrow=False) == (300 << 20) + 20_000_000 + 120 * 1_200_000 + 372 * 9_600_000
+    assert estimated_bytes(manifest) == (300 << 20) + 20_000_000 + 120 * 1_200_000 + 372 * 9_600_000
 
 
 def test_available_memory_is_that_of_this_machine() -> None:
@@ -148,19 +145,30 @@ def test_available_memory_is_that_of_this_machine() -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 4])
-def test_a_narrow_trace_has_the_same_summary(tmp_path: Path, shards: int) -> None:
+@pytest.mark.parametrize("rows", [1, 200, 1 << 20])
+def test_a_trace_read_in_groups_has_the_same_rows_and_summary(tmp_path: Path, shards: int, rows: int) -> None:
     folder = tmp_path / "t"
     write_toy_trace(folder, RAGGED, count=9, cover=8, shards=shards)
-    whole, narrow = read_trace(folder), read_trace(folder, narrow=True)
-    assert summarise(narrow) == summarise(whole)
-    for name in ("draft_id", "argmax_id", "draft_logit"):
-        assert np.array_equal(
-            narrow.column("positions", name), whole.column("positions", name), equal_nan=name == "draft_logit"
-        )
-    assert np.array_equal(narrow.column("positions", "top_logits"), whole.column("positions", "top_logits")[:, :2])
+    whole, streamed = read_trace(folder), StreamedTrace(folder, rows=rows)
+    assert summarise(streamed) == summarise(whole)
+    groups = list(streamed.groups())
+    assert len(groups) == {1: 9, 200: len(groups), 1 << 20: 1}[rows] and len(groups) > (rows == 200)
+    for table in TABLES:
+        joined = pa.concat_tables([getattr(group, table) for group in groups])
+        for name in joined.column_names:
+            one, other = joined[name], getattr(whole, table)[name]
+            if pa.types.is_dictionary(one.type):
+                one, other = one.cast(pa.string()), other.cast(pa.string())
+            assert one.equals(other), (table, name)
+    assert streamed.request_ids() == whole.request_ids() and streamed.request_records() == whole.request_records()
+    assert np.array_equal(streamed.prompt_tokens, whole.prompt_tokens)
+    names = ["wave", "start_pos", "draft_us"]
+    mine, owner = streamed.step_columns(names)
+    assert all(np.array_equal(mine[name], whole.column("steps", name)) for name in names)
+    assert np.array_equal(owner, whole.step_request)
 
 
-def test_every_edit_that_a_whole_read_refuses_a_narrow_one_refuses_alike(tmp_path: Path) -> None:
+def test_every_edit_that_a_whole_read_refuses_one_in_groups_refuses_alike(tmp_path: Path) -> None:
     from tests.support.tracefiles import edit_shard
     from tests.unit.test_trace_refusals import EDITS
     from tests.unit.test_trace_refusals import MODEL as model
@@ -169,9 +177,8 @@ def test_every_edit_that_a_whole_read_refuses_a_narrow_one_refuses_alike(tmp_pat
     for name, table, edit, _ in EDITS:
         folder = Path(shutil.copytree(tmp_path / "base", tmp_path / name.replace("/", " ")))
         edit_shard(folder, table, edit)
-        messages = []
-        for narrow in (False, True):
-            with pytest.raises(TraceError) as refused:
-                read_trace(folder, narrow=narrow)
-            messages.append(str(refused.value))
-        assert messages[0] == messages[1], name
+        with pytest.raises(TraceError) as whole:
+            read_trace(folder)
+        with pytest.raises(TraceError) as in_groups:
+            list(StreamedTrace(folder, rows=100).groups())
+        assert str(in_groups.value) == str(whole.value), name
