@@ -15,7 +15,7 @@ published times were left to check them: see docs/load.md and ``analysis/rooflin
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +168,8 @@ class Roofline(Cost):
         (EAGLE). ``block``: the same, run once for the whole draft (Medusa, DSpark). A size: a model of its own, run
         once per draft token.
     source : str
+    remarks : list of str
+        More to say of every figure.
     """
 
     device: Device
@@ -177,6 +179,7 @@ class Roofline(Cost):
     kv_bits: float
     draft: str | Size
     source: str
+    remarks: list[str] = field(default_factory=list)
 
     def pass_us(self, tokens: Any, context: Any = 0.0, batch: int = 1) -> Any:
         """Return microseconds of one pass; see :meth:`asdsim.evaluate.cost.Cost.pass_us`."""
@@ -232,7 +235,7 @@ class Roofline(Cost):
         ]
         if self.size.experts:
             lines.append("of a mixture of experts published passes took 28 to 46 % longer than this roofline")
-        return lines
+        return [*lines, *self.remarks]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the figures are made of."""
