@@ -91,7 +91,6 @@ class PassTimes:
     cells: dict[tuple[int, int], list[Sample]] = field(default_factory=dict)
     prompts: dict[int, list[float]] = field(default_factory=dict)
     captured: list[float] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
     def note_steps(self, steps: Iterable[StepRecord]) -> None:
         """Take in the captured steps of a request, for comparison: those of K draft tokens after the first."""
@@ -152,8 +151,15 @@ class PassTimes:
         if {width for _, width in self.cells} != set(widths_of(self.K)):
             return None
         rows = table_rows(self.cells, self.prompts)
+        return {
+            "source": "passes timed beside the capture", "threads": threads, "cores": os.cpu_count() or 1,
+            "passes": rows, "problems": self.problems_of(rows),
+        }  # fmt: skip
+
+    def problems_of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return why the times are not to be trusted."""
+        problems = [text] if (text := crowded()) else []
         spread = max(row.get("spread", 0.0) for row in rows)
-        problems = [*self.problems, *([text] if (text := crowded()) else [])]
         if spread > MAX_SPREAD:
             problems.append(f"passes of one width spread by {spread:.0%} about their median")
         if self.captured:
@@ -163,7 +169,4 @@ class PassTimes:
                 problems.append(
                     f"verifications of the capture took {there:.1f} ms at the median, those timed beside it {here:.1f}"
                 )
-        return {
-            "source": "passes timed beside the capture", "threads": threads, "cores": os.cpu_count() or 1,
-            "passes": rows, "problems": list(dict.fromkeys(problems)),
-        }  # fmt: skip
+        return problems

@@ -529,8 +529,8 @@ def capture_with(
                 summary.problems = timed["problems"]
             keep_vocabulary(writer, target.tokenizer)
     summary.seconds = time.perf_counter() - began
-    for text in summary.problems:
-        note(f"step times are not to be trusted, and speeds predicted from them mean little: {text}")
+    if summary.problems:
+        note(f"speeds predicted from the step times of this trace mean little: {'; '.join(summary.problems)}")
     return summary
 
 

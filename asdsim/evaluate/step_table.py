@@ -7,7 +7,8 @@ measurement over its median. A row with ``prompt`` in place of batch and width t
 long a prompt of so many tokens takes by itself; a line is laid through these. ``asdsim profile`` writes such a table.
 
 Between measurements the time is linear in the batch and in the width. Beyond them it goes on along the last two, is at
-least that of the last one, and :meth:`StepTable.notes` says so once it was asked for.
+least that of the last one, and :meth:`StepTable.notes` says so once it was asked for. A table of one batch says nothing
+of larger ones.
 """
 
 from __future__ import annotations
@@ -86,6 +87,11 @@ class StepTable(Cost):
         return self._interpolated(table, width, batch)
 
     def _interpolated(self, table: Floats, width: Floats, batch: int) -> Floats:
+        if len(self.batches) == 1 and batch > self.batches[0]:
+            raise UsageError(
+                f"these passes were measured at a batch of {self.batches[0]:g}, and say nothing of a batch of {batch}",
+                where=self.source, fix="measure batches with asdsim profile, or name roofline:DEVICE,model=CONFIG.json",
+            )  # fmt: skip
         by_width = np.stack([_line(self.widths, row, width) for row in table])
         return _line(self.batches, by_width, np.float64(batch))
 
@@ -140,6 +146,8 @@ def _line(known: Floats, values: Floats, where: Any) -> Floats:
 
 def from_pass_rows(rows: Sequence[Mapping[str, Any]], source: str) -> StepTable:
     """Return measured passes; rows as described above. Several rows of one batch and width are averaged.
+
+    The largest ``spread`` counts for all of them.
 
     Raises
     ------
