@@ -24,7 +24,7 @@ from asdsim.trace.manifest import TIMING
 from asdsim.trace.reader import read_trace
 from asdsim.trace.writer import TraceWriter
 
-SOURCE = "passes timed later, in process time of one thread on a shared CPU (analysis/add_timing.py), for the models"
+SOURCE = "passes timed afterwards with the models"
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
         assert found is not None
         # Process time does not count what other programs took; how far it still scatters says whether that sufficed.
         found["problems"] = [text for text in found["problems"] if "spread" in text]
-        found["source"] = SOURCE
+        found |= {"source": SOURCE, "made_by": "analysis/add_timing.py", "load": round(os.getloadavg()[0], 1)}
         found["software"] = software("torch", "transformers")
         print([folder.name for folder in folders[key]], json.dumps(found))
         for folder in folders[key]:

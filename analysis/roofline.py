@@ -10,7 +10,7 @@ with them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from asdsim.evaluate.roofline import DEVICES, Device, Roofline, Size, size_of
 
@@ -59,8 +59,7 @@ LLAMA3_70B = size_of(
 RTX3090 = Device(71.0, 936.2, "NVIDIA GA102 white paper, FP16 with FP32 accumulation, without sparsity")
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """A published step time.
 
     Attributes

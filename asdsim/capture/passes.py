@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,8 @@ class PassTimes:
         rows = table_rows(self.cells, self.prompts)
         return {
             "source": "passes timed beside the capture", "threads": threads, "cores": os.cpu_count() or 1,
-            "passes": rows, "problems": self.problems_of(rows),
+            "clock": "process time" if self.clock is process_time else "wall clock", "passes": rows,
+            "problems": self.problems_of(rows),
         }  # fmt: skip
 
     def problems_of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:

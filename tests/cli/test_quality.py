@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,12 +15,14 @@ import numpy as np
 import polars as pl
 import pytest
 
+import asdsim
 from asdsim.cli import main
 from asdsim.errors import UsageError
 from asdsim.live.timing import time_policy
 from asdsim.rules.settings import Grid, rule_grids
 from tests.support.toymodels import ToyDrafter, ToyTarget
 from tests.support.toytrace import ToyModel, write_toy_trace
+from tests.support.tracefiles import edit_manifest
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 CAL, HELD = TRACES / "smollm2-layerskip", TRACES / "smollm2-layerskip-holdout"
@@ -278,7 +282,13 @@ def test_speed_ups_say_what_they_are_over(capsys, tmp_path) -> None:
     assert first.startswith("| speed-up over the target alone, predicted |")
     assert second.startswith("| speed-up over strict, predicted |")
     assert "over the target alone, one token per forward pass" in err
-    assert "a pass over one token is taken to last as long as a verification" in err
+    assumed = "a pass over one token is taken to last as long as a verification"
+    assert f"predicted from passes timed afterwards with the models of {CAL}" in err and assumed not in err
+    older = tmp_path / "older"
+    shutil.copytree(CAL, older)
+    edit_manifest(older, lambda content: content["notes"].pop("timing"))
+    _, _, err = run(capsys, "calibrate", older, "-o", file, *AXES, "--resamples", 50)
+    assert f"predicted from timings of {older}" in err and assumed in err
     _, _, err = run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50, "--cost", "none")
     assert "target alone" not in err
 

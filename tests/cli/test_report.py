@@ -18,6 +18,7 @@ import pytest
 
 import asdsim
 from asdsim.cli import main
+from asdsim.evaluate.cost_spec import cost_of_trace
 from asdsim.report.page import island, write_report
 from asdsim.rules.settings import Policy
 from asdsim.trace.vocabulary import Vocabulary
