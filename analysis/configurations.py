@@ -7,14 +7,13 @@ It needs the target's tokenizer, not its weights.
 Answers are scored where the task has right ones; HumanEval's are programs that the model wrote, and running them must
 be allowed. Without it they count as not scored.
 
-Draft costs come from analysis/results/draft-cost.json (`python analysis/draft_cost.py`); what selection adds to a step
-under ASD, from the published H20 run (`docs/published.md`).
+Speeds are predicted from the passes that each trace holds (`python analysis/add_timing.py`), as by every command; what
+selection adds to a step under ASD comes from the published H20 run (`docs/published.md`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 
 import asdsim
 from asdsim.engines.transformers.text import load_decoder
+from asdsim.evaluate.cost_spec import cost_of_trace
 from asdsim.evaluate.per_step import reuse_curves
 from asdsim.rules.settings import Grid, Policy
 from asdsim.studies.audit import audit
@@ -36,7 +36,8 @@ TRACES = (
 """In ``traces/``; those that are not there are left out, and named."""
 
 ASD = Policy(8.0, 0.25, 2.0)
-COSTS = Path("analysis/results/draft-cost.json")
+CONTEXT = 150.0
+"""Tokens that a step of the table of costs stands on."""
 SELECTION = 147.128 / 146.358
 """Seconds per proposal, ASD over native, on 8 x H20 (arXiv 2608.03447; docs/published.md)."""
 
@@ -63,45 +64,33 @@ def main() -> None:
 
 def page(allow_code: bool) -> str:
     """Return the page in Markdown."""
-    costs = {(row["drafter"].split(":")[0], row["K"]): row for row in _read_costs()}
     rows, why = [], []
     for name in TRACES:
         folder = Path("traces") / name
         if folder.is_dir():
-            rows += _rows(folder, costs, allow_code)
+            rows += _rows(folder, allow_code)
             why.append(_why(folder))
-    return HEAD.format(gains=_gain_table(rows), why=_why_table(why), published=_published(), setting=ASD)
+    return HEAD.format(
+        gains=_gain_table(rows), costs=_cost_table(rows), why=_why_table(why), published=_published(), setting=ASD
+    )
 
 
-def _read_costs() -> list[dict[str, Any]]:
-    return list(json.loads(COSTS.read_text())["rows"]) if COSTS.is_file() else []
-
-
-def _rows(folder: Path, costs: dict[tuple[str, int], dict[str, Any]], allow_code: bool) -> list[dict[str, Any]]:
+def _rows(folder: Path, allow_code: bool) -> list[dict[str, Any]]:
     """Return one row per task, and one for all."""
     trace = asdsim.load(folder)
     kind, K = trace.manifest.drafter["name"].split(":")[0], trace.manifest.num_draft_tokens
-    cost = costs.get((kind, K))
+    cost = cost_of_trace(trace)
     decode = load_decoder(trace.manifest, tokenizer=None, offline=False)
-    result = audit(trace, Grid.of([Policy(0.0, 0.25, 2.0), ASD]), decode, allow_code=allow_code)
+    result = audit(trace, Grid.of([Policy(0.0, 0.25, 2.0), ASD]), decode, allow_code=allow_code, cost=cost)
     found = []
     for task, judged in [*result.by_task.items(), ("all", result.quality)]:
         strict, asd = judged.row(0), judged.row(1)
         if strict["exact_share"] < 1 or asd["exact_share"] < 1:
             raise SystemExit(f"{folder} is not covered for {ASD}")
-        row = {
-            "drafter": kind,
-            "K": K,
-            "task": task,
-            "requests": int(strict["requests"]),
-            "strict": strict,
-            "asd": asd,
-            "speed": None,
-        }
-        if cost is not None:
-            step = cost["draft_over_token"] + cost["verify_over_token"]  # in single tokens of the target
-            row["speed"] = [one["mean_acceptance_length"][0] / step for one in (strict, asd)]
-        found.append(row)
+        found.append({
+            "drafter": kind, "K": K, "task": task, "requests": int(strict["requests"]), "strict": strict, "asd": asd,
+            "verification": cost.verification(K, CONTEXT), "draft": float(cost.draft_us(K) / cost.pass_us(1)),
+        })  # fmt: skip
     return found
 
 
@@ -134,13 +123,14 @@ def _gain_table(rows: list[dict[str, Any]]) -> str:
     names = (
         "drafter", "K", "task", "requests", "strict, accepted per step", "ASD, accepted per step",
         "tokens per step, ASD over strict (95 %)", "the same at the published cost of selection",
-        "speed over the target alone, strict / ASD", "outputs that differ", "answers right, strict / ASD, of scored",
+        "predicted speed over the target alone, strict / ASD", "outputs that differ",
+        "answers right, strict / ASD, of scored",
     )  # fmt: skip
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
         strict, asd = row["strict"], row["asd"]
         gain = asd["acceptance_length_gain"]
-        speed = "-" if row["speed"] is None else f"{row['speed'][0]:.2f} / {row['speed'][1]:.2f}"
+        speed = " / ".join(f"{one['speed_up_plain'][0]:.2f}" for one in (strict, asd))
         priced = (1 + gain[0]) / SELECTION - 1
         scored, right = asd["scored_requests"], asd["strict_right"]
         after = f"{right} / {right + asd['answers_gained'] - asd['answers_lost']} of {scored}" if scored else "-"
@@ -149,6 +139,16 @@ def _gain_table(rows: list[dict[str, Any]]) -> str:
             f"| {strict['accepted_per_proposal'][0]:.2f} | {asd['accepted_per_proposal'][0]:.2f} | {_percent(gain)} "
             f"| {100 * priced:+.1f} % | {speed} | {100 * asd['outputs_differ_share'][0]:.0f} % | {after} |"
         )
+    return "\n".join(lines)
+
+
+def _cost_table(rows: list[dict[str, Any]]) -> str:
+    names = ("drafter", "K", "a draft", "a verification", "a step")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in rows:
+        if row["task"] == "all":
+            draft, verify = row["draft"], row["verification"]
+            lines.append(f"| {row['drafter']} | {row['K']} | {draft:.2f} | {verify:.2f} | {draft + verify:.2f} |")
     return "\n".join(lines)
 
 
@@ -183,10 +183,13 @@ requests.
 
 {gains}
 
-Speed over the target alone is tokens per step, divided by the time of a step in units of one target token. The times
-were measured in one run on 2 CPU cores (`analysis/draft_cost.py`, `analysis/results/draft-cost.json`). On a CPU,
-unlike a GPU, verifying K + 1 tokens costs more than decoding one. Medusa's draft took longer at K=3 than at K=5,
-because a matrix product with three rows ran at half the speed of one with five. Selection costs .53 % of a step in the
+Speed over the target alone is predicted as by every command: from passes over 1, 2, 4 and K + 1 tokens, from drafts and
+from prompts, timed with the trace's models and stored in it. These traces were timed later, all in one run, in process
+time of one thread, while other programs ran (`analysis/add_timing.py`). In units of one pass over one token:
+
+{costs}
+
+On a CPU, unlike a GPU, verifying K + 1 tokens costs more than decoding one. Selection costs .53 % of a step in the
 published run on H20.
 
 ## Why

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 import asdsim
 from asdsim import stats
-from asdsim.evaluate.cost import fit_trace
+from asdsim.evaluate.cost_spec import cost_of_trace
 from asdsim.evaluate.per_step import histograms, ledger_over_time, reach_by_position, reuse_curves, share_by_count
 from asdsim.evaluate.quality import Evaluator
 from asdsim.plots import quality as plots_quality
@@ -55,7 +55,7 @@ def main() -> None:
     made_from = json.loads(pq.read_schema(ACCURACY).metadata[b"asdsim"])
     if made_from["manifest_checksum"] != trace.manifest.checksum:
         raise SystemExit(f"{ACCURACY} belongs to another trace: run the command above again")
-    frame = Evaluator(trace, cost=fit_trace(trace)).evaluate(covered_settings(trace)).frame().join(
+    frame = Evaluator(trace, cost=cost_of_trace(trace)).evaluate(covered_settings(trace)).frame().join(
         scored.select("B", "g", "M", "accuracy", "accuracy_low", "accuracy_high"), on=["B", "g", "M"], how="left",
         maintain_order="left",
     )  # fmt: skip

@@ -340,7 +340,7 @@ class Result:
         ----------
         **options
             ``cost``, ``scorer``, ``resamples`` and ``seed`` of :class:`asdsim.evaluate.quality.Evaluator`, for example
-            ``cost=asdsim.evaluate.cost.fit_trace(trace)``; and ``figures`` of its ``evaluate``.
+            ``cost=asdsim.evaluate.cost_spec.cost_of_trace(trace)``; and ``figures`` of its ``evaluate``.
 
         Raises
         ------

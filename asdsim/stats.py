@@ -29,6 +29,8 @@ MANY = 1000
 """Over so many requests a ratio is resampled draw by draw: a matrix of weights would take gigabytes, and seconds."""
 FEWEST = 5
 """Below this many requests there is no interval: the resamples of so few are a handful of close values."""
+MAX_SPREAD = 0.15
+"""Relative spread of repeated timings, see :func:`half_spread`, beyond which they are not to be trusted."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,12 @@ def _pick(ordered: Floats, count: npt.NDArray[np.int64], at: Floats) -> Floats:
     first = np.take_along_axis(ordered, low, axis=1)[:, 0]
     last = np.take_along_axis(ordered, high, axis=1)[:, 0]
     return np.where(first == last, first, first + (place - low[:, 0]) * (last - first))
+
+
+def half_spread(times: Floats) -> float:
+    """Return half the distance between the quartiles over the median; 0 where the median is 0."""
+    low, middle, high = np.percentile(times, [25, 50, 75])
+    return float((high - low) / 2 / middle) if middle > 0 else 0.0
 
 
 def share_interval(hits: Any, total: Any, level: float = LEVEL) -> Intervals:

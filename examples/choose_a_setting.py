@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 import asdsim
-from asdsim.evaluate.cost import fit_trace
+from asdsim.evaluate.cost_spec import cost_of_trace
 from asdsim.result import replay_grid
 from asdsim.trace.covered import covered_settings
 
@@ -22,7 +22,7 @@ def main(trace_path: str, holdout_path: str) -> None:
     """Print the choice, what it promises on prompts of its own, and what became of one answer."""
     trace, holdout = asdsim.load(trace_path), asdsim.load(holdout_path)
     grid = covered_settings(holdout)  # settings that both traces know exactly
-    quality = replay_grid(trace, grid).quality(cost=fit_trace(trace))
+    quality = replay_grid(trace, grid).quality(cost=cost_of_trace(trace))
     rows = [quality.row(n) for n in range(len(grid))]
     allowed = [n for n, row in enumerate(rows) if (row["regret_per_token"][2] or 0.0) <= MOST_REGRET]
     best = max(allowed, key=lambda n: rows[n]["speed_up"][0])
@@ -31,7 +31,7 @@ def main(trace_path: str, holdout_path: str) -> None:
     print("  where it was chosen: speed-up {:.2f} [{:.2f}, {:.2f}]".format(*rows[best]["speed_up"]))
 
     fresh = asdsim.replay(holdout, B=policy.budget, g=policy.gate, M=policy.cap)
-    row = fresh.quality(cost=fit_trace(holdout)).row(0)
+    row = fresh.quality(cost=cost_of_trace(holdout)).row(0)
     print("  on other prompts:    speed-up {:.2f} [{:.2f}, {:.2f}]".format(*row["speed_up"]))
     print("  regret per token {:.4f} [{:.4f}, {:.4f}]".format(*row["regret_per_token"]))
     print(f"  outputs that differ from strict: {100 * row['outputs_differ_share'][0]:.0f} %")

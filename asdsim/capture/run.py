@@ -25,7 +25,7 @@ from ..records import RequestRecord
 from ..rules.settings import STRICT, Policy
 from ..stats import ratio_interval
 from ..trace.join import NOTE, parse_shard, shard_path
-from ..trace.manifest import MANIFEST, PLANNED, Manifest
+from ..trace.manifest import MANIFEST, PLANNED, TIMING, Manifest
 from ..trace.reader import load_manifest
 from ..trace.schema import DIVERGENCES, MIN_TOP_K
 from .drafters import check_overrides, check_spec, parse_layer_ids
@@ -227,6 +227,8 @@ class Summary:
     interrupted : bool
     uncovered : bool
         Whether grids that were covered are so no longer, since requests came in.
+    problems : list of str
+        Why step times are not to be trusted; see :mod:`asdsim.capture.passes`.
     """
 
     requests: int = 0
@@ -240,6 +242,7 @@ class Summary:
     each: list[tuple[int, int, int]] = field(default_factory=list)
     interrupted: bool = False
     uncovered: bool = False
+    problems: list[str] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
         """Return plain numbers under their usual names; None where nothing was decoded.
@@ -266,6 +269,7 @@ class Summary:
             "seconds": round(self.seconds, 3),
             "tokens_per_second": ratio(self.completion_tokens, self.seconds),
             "interrupted": self.interrupted,
+            "timing_problems": self.problems,
         }
 
 
@@ -474,6 +478,7 @@ def capture_with(
 
     from ..trace.writer import TraceWriter
     from .loop import check_request, decode, note_on_positions
+    from .passes import ROUNDS, PassTimes
     from .record import Recorder
     from .vocabulary import keep_vocabulary
 
@@ -498,7 +503,8 @@ def capture_with(
     total = len(requests) + sum(map(len, later))
     manifest = manifest.replace(notes={**manifest.notes, PLANNED: total})
     fresh = not (plan.folder / MANIFEST).exists()
-    summary = Summary()
+    summary, times = Summary(), PassTimes(target, drafter, plan.K)
+    rounds = {round(n * (total - 1) / (ROUNDS - 1)) for n in range(ROUNDS)}
     began = time.perf_counter()
     with (TraceWriter.create if fresh else TraceWriter.resume)(plan.folder, manifest) as writer:
         done = set(writer.completed)
@@ -530,13 +536,21 @@ def capture_with(
                         _count(summary, result)
                         if plan.flush_every and summary.requests % plan.flush_every == 0:
                             writer.flush()
+                    times.note_steps(result.steps)
+                    if number in rounds:
+                        times.measure(request)
                 if progress is not None:
                     progress(number + 1, total, summary.completion_tokens)
         except KeyboardInterrupt:
             summary.interrupted = True
         with uninterrupted():
+            if (timed := times.record(torch.get_num_threads())) is not None:
+                writer.update_manifest(notes={**writer.manifest.notes, TIMING: timed})
+                summary.problems = timed["problems"]
             keep_vocabulary(writer, target.tokenizer)
     summary.seconds = time.perf_counter() - began
+    if summary.problems:
+        note(f"speeds predicted from the step times of this trace mean little: {'; '.join(summary.problems)}")
     return summary
 
 

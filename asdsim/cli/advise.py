@@ -25,7 +25,7 @@ from .common import (
     rule_flags,
     with_interval,
 )
-from .quality_options import cost_of, cost_option
+from .quality_options import Scoring, cost_of, cost_option, scoring_options
 
 if TYPE_CHECKING:
     from ..rules.settings import Grid
@@ -60,6 +60,9 @@ def _batches(text: str) -> list[int]:
 @click.option("--max-regret-per-token", type=float, help="Limit, in logits.")
 @click.option("--max-divergence", type=float, help="Limit on the share of outputs that differ from strict.")
 @click.option("--max-length-change", type=float, help="Limit on the relative change of length, either way.")
+@click.option("--max-accuracy-drop", type=float, help="Limit on accuracy lost against strict, as a share.")
+@click.option("--min-accuracy", type=float, help="Least accuracy, as a share.")
+@scoring_options
 @click.option("--resamples", default=200, show_default=True, help="Draws of the queue behind each interval.")
 @click.option("--seed", default=0, show_default=True, help="Of the queue, of arrivals and of the draws.")
 @click.option("-o", "--output", type=PathOrUrl(), help="Folder for a figure.")
@@ -67,8 +70,9 @@ def _batches(text: str) -> list[int]:
 @config_option
 def command(
     trace: Path, tables: tuple[str, ...], sizes: str, cost: str, cost_error: float, rate: float | None, chunk: int,
-    max_regret_per_token: float | None, max_divergence: float | None, max_length_change: float | None, resamples: int,
-    seed: int, output: Path | None, as_json: bool, **asked: Any,
+    max_regret_per_token: float | None, max_divergence: float | None, max_length_change: float | None,
+    max_accuracy_drop: float | None, min_accuracy: float | None, scoring: Scoring, resamples: int, seed: int,
+    output: Path | None, as_json: bool, **asked: Any,
 ) -> None:  # fmt: skip
     """Say for each batch size which setting is fastest on TRACE, and whether to speculate at all.
 
@@ -90,18 +94,23 @@ def command(
     if cost == "none":
         raise UsageError("advice needs step times", fix="give --cost FILE or --cost roofline:..")
     from .. import result as api
+    from ..evaluate.quality import Evaluator
     from ..studies.advise import Limits, Load, advise, as_record
 
     source = api.load(trace)
     note_unfinished(source)
     model = cost_of(cost, source)
     assert model is not None
-    limits = Limits(max_regret_per_token, max_divergence, max_length_change)
+    limits = Limits(max_regret_per_token, max_divergence, max_length_change, max_accuracy_drop, None, min_accuracy)
+    if any(not limit >= 0 for limit in limits.given().values()):
+        raise UsageError("a limit is negative or not a number")
+    scored = max_accuracy_drop is not None or min_accuracy is not None or scoring.asked
+    evaluator = Evaluator(source, device="cpu", scorer=scoring.scorer(source)) if scored else None
     with progress_bar(len(set(batches)), "advise", "batch") as bar:
         found = advise(
-            source, _covered(source) if grids is None else grids, model, batches, schedules=schedules,
-            limits=limits,
-            load=Load(rate, chunk, seed), cost_error=cost_error / 100, resamples=resamples, progress=bar.update,
+            source, _covered(source) if grids is None else grids, model, batches, schedules=schedules, limits=limits,
+            load=Load(rate, chunk, seed), cost_error=cost_error / 100, resamples=resamples, evaluator=evaluator,
+            progress=bar.update,
         )  # fmt: skip
     record = as_record(found, model)
     if output is not None:

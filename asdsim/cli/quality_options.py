@@ -75,7 +75,8 @@ def cost_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--cost``."""
     return click.option(
         "--cost", metavar="NAME|FILE", default="trace", show_default=True,
-        help="Step times: those of the trace, a published name, a table (CSV, JSON) of steps or of measured passes, or "
+        help="Step times: trace (passes timed beside its capture, else a fit to its steps), a published name, a table "
+        "(CSV, JSON) of steps or of measured passes, or "
         "roofline:DEVICE,model=CONFIG.json,draft=KIND; none leaves speeds out.",
     )(function)  # fmt: skip
 
@@ -159,13 +160,10 @@ def scoring_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cost_of(spec: str, trace: Source) -> Cost | None:
-    """Return the cost model that ``--cost`` names."""
-    from ..evaluate.cost import fit_trace
-    from ..evaluate.cost_spec import read_cost
+    """Return the cost model that ``--cost`` names; None for ``none``."""
+    from ..evaluate.cost_spec import cost_of_trace
 
-    if spec == "none":
-        return None
-    return fit_trace(trace) if spec == "trace" else read_cost(spec)
+    return None if spec == "none" else cost_of_trace(trace, spec)
 
 
 def shown(name: str, values: Any) -> str:

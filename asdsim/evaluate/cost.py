@@ -58,9 +58,12 @@ class Cost:
     ----------
     source : str
         Where the figures come from.
+    remarks : list of str
+        Said with every figure, after what the model itself assumes.
     """
 
     source: str
+    remarks: list[str]
 
     def draft_us(self, drafted: Any, context: Any = 0.0, batch: int = 1) -> Any:
         """Return microseconds of drafting at most K tokens for each of ``batch`` requests."""
@@ -90,7 +93,7 @@ class Cost:
 
     def notes(self) -> list[str]:
         """Return what the figures assume, for people."""
-        return []
+        return list(self.remarks)
 
     def step(self, drafted: Any, context: Any) -> Any:
         """Return microseconds of a whole step of one request that is not its first one."""
@@ -119,9 +122,10 @@ class Cost:
     def plain_seconds(self, tokens: Any, prompt: Any) -> Floats:
         """Return the predicted seconds of the target alone on whole requests: one forward pass per token, no draft.
 
-        A forward pass of one token is a verification of no draft token. Where all blocks of a trace have one K, the fit
-        cannot tell what the draft tokens add, and a verification of K + 1 tokens stands for it: the target alone may
-        then be faster than predicted, and a speed-up over it smaller.
+        A forward pass of one token is a verification of no draft token. Traces hold passes over one token, timed
+        beside the capture. Where one does not, and all its blocks have one K, the fit cannot tell what the draft tokens
+        add, and a verification of K + 1 tokens stands for it: the target alone may then be faster than predicted, and a
+        speed-up over it smaller. :meth:`notes` says so.
 
         Parameters
         ----------
@@ -190,6 +194,8 @@ class CostModel(Cost):
     fit : dict
         How well they fit: steps used, the median absolute residual of each part in microseconds, and ``scatter``, these
         over the median time of a step.
+    remarks : list of str
+        More to say of every figure, such as how far predictions were off.
     """
 
     draft: Linear
@@ -198,6 +204,7 @@ class CostModel(Cost):
     first: Linear
     source: str
     fit: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
     def draft_us(self, drafted: Any, context: Any = 0.0, batch: int = 1) -> Any:
         """Return microseconds of drafting K tokens."""
@@ -237,7 +244,7 @@ class CostModel(Cost):
                 f"these step times scatter by {self.fit['scatter']:.0%} about their fit: the machine was busy when "
                 "they were taken, and a speed predicted from them means little"
             )
-        return lines
+        return [*lines, *self.remarks]
 
     def step(self, drafted: Any, context: Any) -> Any:
         """Return microseconds of a whole step that is not the first one."""

@@ -1,4 +1,7 @@
-"""The model of cost that ``--cost`` names: published step times, a roofline, or a table of the user's."""
+"""The model of cost that ``--cost`` names: a trace's own, published step times, a roofline, or a table of the user's.
+
+:func:`cost_of_trace` is the default of every command that predicts a speed.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,72 @@ import csv
 import io
 import reprlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError, unknown_name
-from ..files import read_rows, read_text, shown, to_path
-from .cost import PUBLISHED, Cost, from_rows
+from ..errors import TraceError, UsageError, unknown_name
+from ..files import Fields, read_rows, read_text, shown, to_path
+from ..trace.manifest import MANIFEST, SPEEDS, TIMING
+from .cost import PUBLISHED, Cost, fit_trace, from_rows
 from .roofline import read_roofline
 from .step_table import from_pass_rows
+
+if TYPE_CHECKING:
+    from ..trace.stored import Source
+
+
+def cost_of_trace(trace: Source, spec: str = "trace") -> Cost:
+    """Return a model of cost for a trace, which says how far earlier predictions for it were off.
+
+    Parameters
+    ----------
+    trace : Trace
+    spec : str
+        ``trace`` takes the passes timed beside its capture, or where there are none a fit to the times of its steps;
+        anything else is for :func:`read_cost`.
+
+    Raises
+    ------
+    UsageError
+        If the trace has neither, or ``spec`` names no cost.
+    TraceError
+        If what the manifest says of times is not understood.
+    """
+    where = f"{trace.path}: {MANIFEST}, notes"
+    notes = Fields(trace.manifest.notes, where, TraceError)
+    if spec != "trace":
+        cost = read_cost(spec)
+    elif notes.get(TIMING, None) is None:
+        cost = fit_trace(trace)
+    else:
+        timing = notes.inner(TIMING)
+        rows = timing.get("passes")
+        if not isinstance(rows, list):
+            timing.refuse("passes", "a list")
+        try:
+            cost = from_pass_rows([dict(Fields(row, timing.where, TraceError).values) for row in rows], timing.where)
+        except UsageError as error:
+            raise TraceError(error.what, where=error.where, fix="give step times with --cost FILE") from None
+        cost.source = f"{timing.text('source')} of {trace.path}"
+        cost.remarks += timing.list_of("text", "problems", [])
+    cost.remarks.extend(_measured(notes))
+    return cost
+
+
+def _measured(notes: Fields) -> list[str]:
+    """Return what ``asdsim timing`` measured on a trace, beside what had been predicted."""
+    held = notes.get(SPEEDS, [])
+    if not isinstance(held, list):
+        notes.refuse(SPEEDS, "a list")
+    lines = []
+    for item in held:
+        entry = Fields(item, f"{notes.where}, {SPEEDS}", TraceError)
+        measured, predicted = entry.number("measured"), entry.number("predicted")
+        off = f" ({predicted / measured - 1:+.0%})" if measured > 0 else ""
+        lines.append(
+            f"asdsim timing measured {measured:.2f} over strict for {entry.text('setting')} on "
+            f"{entry.whole('requests')} requests of this trace, and {predicted:.2f} had been predicted{off}"
+        )
+    return lines
 
 
 def read_cost(spec: str) -> Cost:

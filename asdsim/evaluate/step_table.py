@@ -2,11 +2,13 @@
 
 A table (CSV or JSON) has one row per measurement: ``batch`` requests, ``width`` tokens of each in the pass (K + 1 in a
 verification, 1 for the target alone) and ``milliseconds``; where known ``context``, tokens that each request stands on,
-and ``draft_milliseconds`` of drafting width - 1 tokens. A row with ``prompt`` in place of batch and width tells how
+``draft_milliseconds`` of drafting width - 1 tokens, and ``spread``, half the distance between the quartiles of the
+measurement over its median. A row with ``prompt`` in place of batch and width tells how
 long a prompt of so many tokens takes by itself; a line is laid through these. ``asdsim profile`` writes such a table.
 
 Between measurements the time is linear in the batch and in the width. Beyond them it goes on along the last two, is at
-least that of the last one, and :meth:`StepTable.notes` says so once it was asked for.
+least that of the last one, and :meth:`StepTable.notes` says so once it was asked for. A table of one batch says nothing
+of larger ones.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError, unknown_name
+from ..stats import MAX_SPREAD
 from .cost import Cost, read_time
 
 Floats = npt.NDArray[np.float64]
-COLUMNS = ("batch", "width", "milliseconds", "context", "draft_milliseconds", "prompt")
+COLUMNS = ("batch", "width", "milliseconds", "context", "draft_milliseconds", "spread", "prompt")
 
 
 @dataclass
@@ -49,6 +52,10 @@ class StepTable(Cost):
         Largest batch and width asked for so far.
     longest : float
         Longest prompt asked for so far.
+    spread : float
+        Largest relative spread of a measurement; 0 where none was recorded.
+    remarks : list of str
+        More to say of every figure: why the measurements are not to be trusted, how far predictions were off.
     """
 
     batches: Floats
@@ -61,6 +68,8 @@ class StepTable(Cost):
     prompts: tuple[float, float] | None = None
     asked: list[float] = field(default_factory=lambda: [1.0, 1.0])
     longest: float = 0.0
+    spread: float = 0.0
+    remarks: list[str] = field(default_factory=list)
 
     def pass_us(self, tokens: Any, context: Any = 0.0, batch: int = 1) -> Any:
         """Return microseconds of one pass; see :meth:`asdsim.evaluate.cost.Cost.pass_us`."""
@@ -78,6 +87,11 @@ class StepTable(Cost):
         return self._interpolated(table, width, batch)
 
     def _interpolated(self, table: Floats, width: Floats, batch: int) -> Floats:
+        if len(self.batches) == 1 and batch > self.batches[0]:
+            raise UsageError(
+                f"these passes were measured at a batch of {self.batches[0]:g}, and say nothing of a batch of {batch}",
+                where=self.source, fix="measure batches with asdsim profile, or name roofline:DEVICE,model=CONFIG.json",
+            )  # fmt: skip
         by_width = np.stack([_line(self.widths, row, width) for row in table])
         return _line(self.batches, by_width, np.float64(batch))
 
@@ -92,6 +106,9 @@ class StepTable(Cost):
     def notes(self) -> list[str]:
         """Return what the figures assume, and where they went beyond what was measured."""
         lines = []
+        if self.spread > MAX_SPREAD:
+            lines.append(f"these passes spread by {self.spread:.0%} about their median: the machine was not still when "
+                         "they were taken, and a speed predicted from them means little")  # fmt: skip
         if self.drafts is None:
             lines.append("drafting is taken to cost nothing: the table has no draft_milliseconds")
         for name, largest, known in zip(("batch", "width"), self.asked, (self.batches, self.widths), strict=True):
@@ -102,14 +119,15 @@ class StepTable(Cost):
         if self.longest > self.widths[-1]:
             lines.append(f"reading prompts of up to {self.longest:g} tokens follows the slope of the widest passes "
                          f"measured, of {self.widths[-1]:g} tokens")  # fmt: skip
-        return lines
+        return [*lines, *self.remarks]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, in microseconds."""
         return {
             "source": self.source, "batches": self.batches.tolist(), "widths": self.widths.tolist(),
             "pass_us": self.passes.tolist(), "draft_us": None if self.drafts is None else self.drafts.tolist(),
-            "per_context_us": self.per_context, "notes": self.notes(),
+            "per_context_us": self.per_context, "prompt_us": self.prompts, "spread": self.spread,
+            "notes": self.notes(),
         }  # fmt: skip
 
 
@@ -129,6 +147,8 @@ def _line(known: Floats, values: Floats, where: Any) -> Floats:
 def from_pass_rows(rows: Sequence[Mapping[str, Any]], source: str) -> StepTable:
     """Return measured passes; rows as described above. Several rows of one batch and width are averaged.
 
+    The largest ``spread`` counts for all of them.
+
     Raises
     ------
     UsageError
@@ -136,6 +156,7 @@ def from_pass_rows(rows: Sequence[Mapping[str, Any]], source: str) -> StepTable:
     """
     cells: dict[tuple[float, float], list[tuple[float, float, float]]] = {}
     prompts: list[tuple[float, float]] = []
+    spread = 0.0
     for number, row in enumerate(rows, start=1):
         where = f"{source}: row {number}"
         for name in row:
@@ -153,6 +174,7 @@ def from_pass_rows(rows: Sequence[Mapping[str, Any]], source: str) -> StepTable:
                 raise UsageError(f"{name} {reprlib.repr(row.get(name))} is no whole number from 1 on", where=where)
         if not values["milliseconds"] > 0:
             raise UsageError("no milliseconds", where=where, fix="give the time of one pass")
+        spread = max(spread, values["spread"])
         key = values["batch"], values["width"]
         cells.setdefault(key, []).append((values["milliseconds"], values["context"], values["draft_milliseconds"]))
     if not cells:
@@ -169,7 +191,7 @@ def from_pass_rows(rows: Sequence[Mapping[str, Any]], source: str) -> StepTable:
     level = table[..., 0] - per_context * batches[:, None] * (table[..., 1] - context)
     drafts = 1e3 * table[..., 2] if (table[..., 2] > 0).any() else None
     read = _line_through(prompts) if prompts else None
-    return StepTable(batches, widths, 1e3 * level, drafts, 1e3 * per_context, context, source, read)
+    return StepTable(batches, widths, 1e3 * level, drafts, 1e3 * per_context, context, source, read, spread=spread)
 
 
 def _line_through(prompts: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -7,21 +7,17 @@ and its spread says whether the machine stood still.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
+from ..capture.passes import Sample, crowded, table_rows
 from ..errors import UsageError
 from ..records import RequestRecord
 from ..rules.settings import STRICT
+from ..stats import MAX_SPREAD
 from .batched import Batched
-
-MAX_SPREAD = 0.15
-"""Half the distance between the quartiles over the median beyond which a cell is not to be trusted."""
 
 
 @dataclass
@@ -79,9 +75,9 @@ def profile(
         raise UsageError(
             "nothing to measure", fix="give batches and widths from 1 on, 1 round and 2 iterations at least"
         )
-    taken: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
+    taken: dict[tuple[int, int], list[Sample]] = {}
     prompts: dict[int, list[float]] = {}
-    busy = os.getloadavg()[0] - 1.0 > (os.cpu_count() or 1) if hasattr(os, "getloadavg") else False
+    before = crowded()
     for _ in range(rounds):
         for batch in batches:
             for width in widths:
@@ -97,25 +93,17 @@ def profile(
                     prompts.setdefault(length, []).append(1e3 * seconds)
                 if progress:
                     progress(1)
-    rows: list[dict[str, Any]] = []
-    spreads = []
     for (batch, width), cell in sorted(taken.items()):
         if not cell:
             raise UsageError(
                 f"no iteration of batch {batch} had {width} tokens of each request",
                 fix="the drafter offers fewer tokens, or requests end at once: give smaller widths, or other requests",
             )
-        low, middle, high = np.percentile([pass_ms for pass_ms, _, _ in cell], [25, 50, 75])
-        spreads.append(float((high - low) / 2 / middle))
-        rows.append({
-            "batch": batch, "width": width, "milliseconds": float(middle),
-            "context": float(np.mean([context for *_, context in cell])),
-            "draft_milliseconds": float(np.median([draft for _, draft, _ in cell])) if width > 1 else 0.0,
-        })  # fmt: skip
-    rows += [{"prompt": length, "milliseconds": float(np.median(times))} for length, times in sorted(prompts.items())]
+    rows = table_rows(taken, prompts)
+    spread = max(row.get("spread", 0.0) for row in rows)
     problems = []
-    if max(spreads) > MAX_SPREAD:
-        problems.append(f"times of one cell spread by {max(spreads):.0%} about their median: the machine was not still")
-    if busy:
-        problems.append("more programs wanted to run than there are cores: times are too long, and not alike")
-    return Profile(rows, max(spreads), problems)
+    if spread > MAX_SPREAD:
+        problems.append(f"times of one cell spread by {spread:.0%} about their median: the machine was not still")
+    if busy := before or crowded():
+        problems.append(f"{busy}; times are too long, and not alike")
+    return Profile(rows, spread, problems)

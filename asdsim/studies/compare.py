@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from .. import stats
 from ..errors import TraceError, UsageError, unknown_name
-from ..evaluate.cost import Cost, CostModel, Linear, fit_trace
+from ..evaluate.cost import Cost, CostModel, Linear
+from ..evaluate.cost_spec import cost_of_trace
 from ..evaluate.figures import FIGURES
 from ..rules import NAMES, get_rule
 from ..rules.scoring import Layout
@@ -260,7 +261,7 @@ def compare(
     level : float, optional
         Match this risk; by default every rule at its published setting.
     cost : Cost, optional
-        For the predicted speed; by default fitted to the trace's timings.
+        For the predicted speed; by default the trace's own, see :func:`asdsim.evaluate.cost_spec.cost_of_trace`.
     off_trace : str
         What happens at prefixes that were not captured; all but ``stop`` are estimates where ``exact_share`` is below
         1.
@@ -279,7 +280,7 @@ def compare(
     for name in rules:
         if name not in ("asd", *NAMES):
             raise unknown_name("rule", name, ["asd", *NAMES])
-    cost = cost or fit_trace(trace)
+    cost = cost or cost_of_trace(trace)
     meter = Meter(trace, off_trace, device, threads)
     comparison = Comparison([], risk, level, cost, off_trace)
     comparison.unpaired = trace.num_requests - len(meter.paired)

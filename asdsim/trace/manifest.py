@@ -164,6 +164,10 @@ PLANNED = "requests"
 """Entry of the notes: requests that a finished capture holds."""
 VOCABULARY = "vocabulary"
 """Entry of the notes: the file with the text of tokens, see :mod:`asdsim.trace.vocabulary`."""
+TIMING = "timing"
+"""Entry of the notes: passes of the target by width, timed beside the capture, see :mod:`asdsim.capture.passes`."""
+SPEEDS = "speeds"
+"""Entry of the notes: what ``asdsim timing`` measured on this trace, and what had been predicted."""
 NOT_IDENTITY = frozenset({"software", "grids", "notes", "shards"})
 
 

@@ -26,6 +26,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def still_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep notes on a busy machine out of what is compared: tests share theirs."""
+    monkeypatch.setattr("asdsim.capture.passes.PassTimes.problems_of", lambda *_: [])
+
+
 def tiny_llama(seed: int = 0, layers: int = 3, vocab: int = VOCAB, positions: int = 256) -> Any:
     """Return a random Llama whose greedy text varies (a wide initialisation keeps it from looping at once)."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,12 +15,14 @@ import numpy as np
 import polars as pl
 import pytest
 
+import asdsim
 from asdsim.cli import main
 from asdsim.errors import UsageError
 from asdsim.live.timing import time_policy
 from asdsim.rules.settings import Grid, rule_grids
 from tests.support.toymodels import ToyDrafter, ToyTarget
 from tests.support.toytrace import ToyModel, write_toy_trace
+from tests.support.tracefiles import edit_manifest
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 CAL, HELD = TRACES / "smollm2-layerskip", TRACES / "smollm2-layerskip-holdout"
@@ -172,11 +176,14 @@ def test_timing_of_toy_models(tmp_path) -> None:
     done = []
     found = time_policy(tmp_path / "trace", Grid.product(4, 1, 2), limit=4, tokens=12, models=models, max_drift=9.0,
                         progress=done.append)  # fmt: skip
-    assert found.requests == 4 and (found.tokens == 12).all() and len(done) == 12
-    assert (found.steps[0] == found.steps[2]).all()
+    assert found.requests == 4 and (found.tokens == 12).all() and len(done) == 16
+    assert (found.steps[1] == found.steps[3]).all()
+    assert (found.steps[0] == 12).all() and (found.drafted[0] == 0).all()  # the target alone: a token a step
     rates = found.tokens.sum(axis=1) / found.seconds.sum(axis=1)
-    assert found.measured.value[0] == pytest.approx(rates[1] / (0.5 * (rates[0] + rates[2])))
-    assert found.drift == pytest.approx(rates[2] / rates[0] - 1) and found.problems == []
+    assert found.measured.value[0] == pytest.approx(rates[2] / (0.5 * (rates[1] + rates[3])))
+    assert found.measured_plain.value[0] == pytest.approx(rates[2] / rates[0])
+    assert found.measured_strict_plain == pytest.approx(0.5 * (rates[1] + rates[3]) / rates[0])
+    assert found.drift == pytest.approx(rates[3] / rates[1] - 1) and found.problems == []
     assert found.predicted_live > 0.5 and np.isfinite(found.predicted_rate)
     turns = time_policy(tmp_path / "trace", Grid.product(4, 1, 2), limit=4, tokens=12, models=models, interleave=True)
     assert (turns.steps == found.steps).all() and (turns.seconds > 0).all()
@@ -275,7 +282,13 @@ def test_speed_ups_say_what_they_are_over(capsys, tmp_path) -> None:
     assert first.startswith("| speed-up over the target alone, predicted |")
     assert second.startswith("| speed-up over strict, predicted |")
     assert "over the target alone, one token per forward pass" in err
-    assert "a pass over one token is taken to last as long as a verification" in err
+    assumed = "a pass over one token is taken to last as long as a verification"
+    assert f"predicted from passes timed afterwards with the models of {CAL}" in err and assumed not in err
+    older = tmp_path / "older"
+    shutil.copytree(CAL, older)
+    edit_manifest(older, lambda content: content["notes"].pop("timing"))
+    _, _, err = run(capsys, "calibrate", older, "-o", file, *AXES, "--resamples", 50)
+    assert f"predicted from timings of {older}" in err and assumed in err
     _, _, err = run(capsys, "calibrate", CAL, "-o", file, *AXES, "--resamples", 50, "--cost", "none")
     assert "target alone" not in err
 
@@ -305,14 +318,38 @@ def toy(tmp_path, monkeypatch, capsys):
 
 def test_timing_fails_where_the_machine_was_not_still(capsys, toy) -> None:
     status, out, err = run(capsys, *toy, "--max-drift", 1e9)
-    assert status == 0 and out.splitlines()[5].startswith("speed-up over the target alone ")
+    assert status == 0 and out.splitlines()[6].startswith("measured speed-up over the target alone ")
     assert "measured speed-up over strict " in out and "drifted" not in err
     status, out, err = run(capsys, *toy, "--max-drift", 0)
     assert status == 1 and "measured speed-up over strict" in out and "the strict runs drifted by" in err
     status, out, _ = run(capsys, *toy, "--max-drift", 0, "--json")
     answer = json.loads(out)
     assert status == 1 and answer["problems"] and answer["speed_up_over"] == "strict speculative decoding"
-    assert answer["predicted_over_target_alone"] > 0
+    assert answer["predicted_over_target_alone"] > 0 and answer["over_target_alone"]["value"] > 0
+
+
+def test_what_timing_found_goes_with_later_predictions(capsys, toy) -> None:
+    """It is stored once for a setting, and not at all where the machine was not still."""
+    trace = toy[1]
+    audit = ["replay", trace, "--B", 4, "--g", 1, "--M", 2, "--off-trace", "aligned", "--cost", "trace"]
+    status, _, err = run(capsys, *toy, "--max-drift", 0)
+    assert status == 1 and "not stored in" in err and "asdsim timing measured" not in run(capsys, *audit)[2]
+    for _ in range(2):
+        status, out, err = run(capsys, *toy, "--max-drift", 1e9, "--json")
+        answer = json.loads(out)
+        assert status == 0 and answer["stored"] is True
+    held = asdsim.load(trace).manifest.notes["speeds"]
+    assert [entry["setting"] for entry in held] == ["B=4 g=1 M=2 (paper)"]
+    assert held[0]["measured"] == answer["speed_up"]["value"] and held[0]["requests"] == 4
+    assert held[0]["predicted"] == answer["predicted_from_live_steps"]
+    said = f"asdsim timing measured {held[0]['measured']:.2f} over strict for B=4 g=1 M=2 (paper) on 4 requests"
+    assert said in run(capsys, *audit)[2]
+    os.chmod(trace, 0o500)
+    try:
+        found = run(capsys, *toy, "--max-drift", 1e9, "--json")
+    finally:
+        os.chmod(trace, 0o700)
+    assert found[0] == 0 and json.loads(found[1])["stored"] is (os.geteuid() == 0)  # root may write anywhere
 
 
 def test_timing_of_work_that_was_not_fixed_fails(capsys, toy, monkeypatch) -> None:

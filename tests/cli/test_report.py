@@ -18,6 +18,7 @@ import pytest
 
 import asdsim
 from asdsim.cli import main
+from asdsim.evaluate.cost_spec import cost_of_trace
 from asdsim.report.page import island, write_report
 from asdsim.rules.settings import Policy
 from asdsim.trace.vocabulary import Vocabulary
@@ -203,7 +204,7 @@ def test_settings_that_are_not_exact_claim_nothing(tmp_path: Path, capsys: pytes
     done = capsys.readouterr()
     assert json.loads(done.out)["exact_settings"] == 2 and "3 of 5 settings are not exact" in done.err
     data, _ = content(output)
-    claims = ("speed_up", "acceptance_length_gain", "outputs_differ_share", "edit_distance_mean")
+    claims = ("speed_up_plain", "speed_up", "acceptance_length_gain", "outputs_differ_share", "edit_distance_mean")
     text = html.unescape(output.read_text(encoding="utf-8"))
     summary = text[text.index("<noscript>") : text.index("</noscript>")]
     for entry in data["settings"]:
@@ -214,13 +215,21 @@ def test_settings_that_are_not_exact_claim_nothing(tmp_path: Path, capsys: pytes
             assert entry["caveat"] == "" and all(entry["figures"][name] is not None for name in claims)
             assert not any(title or "~" in shown or shown == "–" for title, shown in cells)
         else:
-            assert "biased sample" in entry["caveat"] and [entry["figures"][name] for name in claims] == [None] * 4
+            assert "biased sample" in entry["caveat"] and [entry["figures"][name] for name in claims] == [None] * 5
             for (title, shown), values in zip(cells, figures, strict=True):
                 assert shown == "–" if values is None else (shown[0], title) == ("~", entry["caveat"])
             assert "no result" in entry["verdict"] and "%, " not in entry["verdict"]
     chosen = data["settings"][data["start"]]
     assert (chosen["name"], chosen["exact"]) == ("B=8 g=0.25 M=1", 1.0)
     assert 'id="uncovered"' not in text and "+35 % against strict matching" in text
+    # Every speed on the page stands beside what it assumes, and over the target alone comes first.
+    assert [figure["head"] for figure in data["figures"]][:2] == [
+        "speed-up over the target alone, predicted", "speed-up over strict, predicted"
+    ]  # fmt: skip
+    cost = cost_of_trace(asdsim.load(ROOT / "traces/smollm2-layerskip"))
+    head = text[text.index("<header>") : text.index("</header>")]
+    assert f'<p class="line" id="speeds">Speeds are predicted from {cost.source}' in head
+    assert cost.notes() and all(note in head for note in cost.notes())
 
 
 def test_a_page_of_nothing_exact_says_so_first(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import asdsim
 from asdsim.cli import main
 from asdsim.errors import UsageError
 from asdsim.evaluate.cost import CostModel, Linear, fit_trace
+from asdsim.evaluate.quality import Evaluator
 from asdsim.evaluate.step_table import from_pass_rows
 from asdsim.rules.settings import Grid, Schedule
 from asdsim.studies.advise import ALONE, Advice, Candidate, Limits, Load, advise, as_record, corners, scaled
@@ -93,6 +94,16 @@ def test_limits_hold(trace: asdsim.Trace) -> None:
     assert strict_only.rows[0].best.name == "strict"  # of equals the plainest
 
 
+def test_limits_on_accuracy_hold(trace: asdsim.Trace) -> None:
+    """A scorer of the parity of a length: a made-up answer, but one that settings gain and lose."""
+    cost, grids = from_pass_rows(ROWS, "rows"), covered_grids(trace.manifest.grids)
+    scored = Evaluator(trace, device="cpu", scorer=lambda request, ids: sum(ids) % 2 == 0)
+    known = scored.evaluate(grids[0]).figures["accuracy"].value
+    least = float(np.median(known))
+    found = advise(trace, grids[:1], cost, [1], limits=Limits(min_accuracy=least), resamples=5, evaluator=scored)
+    assert found.over_limit == int((known < least - 1e-12).sum()) > 0
+
+
 def test_settings_that_are_not_exact_take_no_part(trace: asdsim.Trace) -> None:
     out = advise(trace, [Grid.product("3,5", 0.33, 2), Grid.product(8, 0.25, 2)], from_pass_rows(ROWS, "rows"), [2],
                  resamples=5)  # fmt: skip
@@ -165,6 +176,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "predicted, not measured" in err and (tmp_path / "advise.svg").exists()
     status, text, _ = run("--batch", "1", "--json")
     assert status == 0 and json.loads(text)["rows"][0]["pays"] is True
+    status, text, err = run("--batch", "1", "--min-accuracy", 0.5)
+    assert status == 0 and "| strict " in text and "exact, but beyond a limit: 18 settings" in err
+    status, _, err = run("--batch", "1", "--min-accuracy", -1)
+    assert status == 2 and "a limit is negative" in err
     for words, message in ((["--batch", "1.5"], "not all are whole"), (["--cost", "none"], "needs step times")):
         status, _, err = run(*words)
         assert status == 2 and message in err and err.count("\n") == 1

@@ -13,7 +13,7 @@ import asdsim
 from asdsim.errors import UsageError
 from asdsim.evaluate.cost import CostModel, Linear, fit_trace
 from asdsim.evaluate.cost_spec import read_cost
-from asdsim.evaluate.roofline import DEVICES, Roofline, size_of
+from asdsim.evaluate.roofline import DEVICES, MISSED, Roofline, size_of
 from asdsim.evaluate.step_table import StepTable, from_pass_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +110,13 @@ def test_the_roofline_beside_published_speeds() -> None:
     spec.loader.exec_module(module)
     for name, _, _, error, used in module.errors():
         assert abs(error) < (0.01 if used else 0.50 if "Mixtral" in name else 0.20), (name, error)
+    errors = [one.error for one in module.STEPS]
+    assert (min(errors), max(errors)) == pytest.approx(MISSED, abs=0.005)
+    assert len({one.system.partition(",")[0] for one in module.STEPS}) >= 3
+    page = (ROOT / "docs" / "load.md").read_text()
+    for one in module.STEPS:
+        told = (f"| {one.batch} | {one.width} | {one.predicted:.2f} | {one.ms:.2f} | {one.error:+.0%} |")  # fmt: skip
+        assert f"| {one.system} | {one.model}, {one.bits:g} bits {told}" in page
 
 
 def test_sizes_are_those_of_the_models() -> None:
@@ -165,6 +172,21 @@ def test_one_request_at_a_time_says_nothing_of_a_batch() -> None:
         model.times(2, 7, 50)
     assert "a pass over one token is taken to last as long as a verification" in model.notes()[0]
     assert CostModel(Linear(1), Linear(5, 1), Linear(0), Linear(9), "x").notes() == []
+
+
+def test_a_table_of_one_batch_says_nothing_of_two() -> None:
+    table = mlx()
+    assert table.times(1, 7, 50).memory.shape == (2, 9)
+    with pytest.raises(UsageError, match="a batch of 1, and say nothing of a batch of 2"):
+        table.times(2, 7, 50)
+
+
+def test_passes_that_spread_are_flagged() -> None:
+    rows = [{"width": width, "milliseconds": 5, "draft_milliseconds": 1, "spread": spread}
+            for width, spread in ((1, 0.02), (4, 0.3))]  # fmt: skip
+    (note,) = from_pass_rows(rows, "rows").notes()
+    assert note.startswith("these passes spread by 30%") and "means little" in note
+    assert from_pass_rows(rows[:1], "rows").notes() == []
 
 
 def test_a_batch_of_one_is_the_sum_of_its_steps() -> None:
