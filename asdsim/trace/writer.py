@@ -42,7 +42,7 @@ SHARD_ROWS = 1 << 20
 """Shards are merged up to this many positions."""
 
 MANY_SHARDS = 64
-"""Shards of one table at which they are merged without waiting for the end."""
+"""Small shards of one table at which they are merged without waiting for the end."""
 
 TEMPORARY = re.compile(r"\.tmp-.+")
 
@@ -69,7 +69,8 @@ class TraceWriter:
         self.flush_seconds, self.flush_rows = FLUSH_SECONDS, FLUSH_ROWS
         self._lock = lock
         self._count = len(completed)
-        self._number = 1 + max((shard.number for shard in manifest.shards), default=-1)
+        used = 1 + max((shard.number for shard in manifest.shards), default=-1)
+        self._number = max(used, manifest.notes.get(manifests.NEXT_SHARD) or 0)
         self._buffer: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
         self._since: float | None = None
         self._open = True
@@ -166,8 +167,15 @@ class TraceWriter:
 
     # Adding
 
-    def add_request(self, request: RequestRecord, steps: Sequence[StepRecord]) -> None:
+    def add_request(self, request: RequestRecord, steps: Sequence[StepRecord], index: int | None = None) -> None:
         """Add one request with all steps of its captured path.
+
+        Parameters
+        ----------
+        request : RequestRecord
+        steps : sequence of StepRecord
+        index : int, optional
+            Its place in the order of capture, where requests do not come in that order; by default the next one.
 
         Raises
         ------
@@ -178,7 +186,7 @@ class TraceWriter:
         self._must_be_open()
         if request.request_id in self.completed:
             raise TraceError(f"the request {request.request_id!r} is in the trace already", where=str(self.path))
-        tables = self._tables(request, steps, self._count)
+        tables = self._tables(request, steps, self._count if index is None else index)
         self._validate(tables)
         for table, part in tables.items():
             self._buffer[table].append(part)
@@ -274,7 +282,7 @@ class TraceWriter:
         """
         self._must_be_open()
         self._write_buffer(self.manifest)
-        if len(self.manifest.shards_of("positions")) >= MANY_SHARDS:
+        if sum(shard.rows < SHARD_ROWS // 2 for shard in self._mergeable("positions")) >= MANY_SHARDS:
             self._merge()
 
     def close(self) -> None:
@@ -360,7 +368,7 @@ class TraceWriter:
 
     def _merge(self) -> None:
         """Merge small shards into larger ones: new files first, then the manifest, then the old files go."""
-        groups = [group for table in TABLES for group in _groups(self.manifest.shards_of(table)) if len(group) > 1]
+        groups = [group for table in TABLES for group in _groups(self._mergeable(table)) if len(group) > 1]
         if not groups:
             return
         old = {shard.name for group in groups for shard in group}
@@ -371,7 +379,12 @@ class TraceWriter:
             ]
             new += self._write_shards({group[0].table: pa.concat_tables(parts).unify_dictionaries()})
         self._commit(self.manifest, [shard for shard in self.manifest.shards if shard.name not in old] + new)
-        self._remove_leftovers()
+        with _os_errors(self.path):
+            for name in old:  # no more than these: another process may be writing shards that are not named yet
+                (self.path / name).unlink(missing_ok=True)
+
+    def _mergeable(self, table: str) -> list[Shard]:
+        return self.manifest.shards_of(table)
 
     def _remove_leftovers(self) -> None:
         """Remove temporary files and shards that the manifest does not name."""
