@@ -18,6 +18,8 @@ from ..walk.demand import demand_of
 
 if TYPE_CHECKING:
     from ..capture.cover import Progress
+    from ..records import StepRecord
+    from ..trace.reader import Trace
 
 
 def cover_trace(
@@ -83,39 +85,81 @@ def cover_with(
     report: Callable[[Progress], None] | None = None,
 ) -> Progress:
     """Do what :func:`cover_trace` does with an open writer and loaded models."""
-    from ..capture.cover import BatchRunner, FaithfulRunner, cover
-    from ..capture.reload import recorder_of
     from ..capture.vocabulary import keep_vocabulary
     from ..trace.reader import read_trace
 
     trace = read_trace(writer.path, verify=False)
     if grid.layout.width:
         trace.check_length(grid.layout.width)
-    manifest = writer.manifest
+    added_before = bool((trace.column("steps", "wave") > 0).any())
+    pure = note_faithful(writer, faithful, added_before)
+    progress = cover_requests(
+        trace, models, grid, writer.add_steps, max_steps=max_steps, max_minutes=max_minutes, batch=batch, group=group,
+        kv_bytes=kv_bytes, faithful=faithful, report=report,
+    )  # fmt: skip
+    if progress.complete:
+        note_covered(writer, [grid], pure)
+    keep_vocabulary(writer, getattr(models[0], "tokenizer", None))  # a target need not have one
+    return progress
+
+
+def note_faithful(writer: TraceWriter, faithful: bool, added_before: bool) -> bool:
+    """Store whether all steps that were added are faithful ones, and return it.
+
+    Called before the first step is added, so that a killed run cannot leave it untrue.
+    """
+    notes = writer.manifest.notes
+    pure = faithful and (not added_before or notes.get("faithful_only") is True)
+    if notes.get("faithful_only") is not pure:
+        writer.update_manifest(notes={**notes, "faithful_only": pure})
+    return pure
+
+
+def note_covered(writer: TraceWriter, grids: Sequence[Grid], pure: bool) -> None:
+    """Store that a trace is complete for some grids."""
+    entries = [grid_entry(grid, pure) for grid in grids]
+    fresh = [entry for n, entry in enumerate(entries) if entry not in [*writer.manifest.grids, *entries[:n]]]
+    if fresh:
+        writer.update_manifest(grids=[*writer.manifest.grids, *fresh])
+
+
+def cover_requests(
+    trace: Trace,
+    models: tuple[Any, Any],
+    grid: Grid,
+    save: Callable[[str, list[StepRecord]], None],
+    *,
+    batch: int,
+    group: int,
+    kv_bytes: int,
+    faithful: bool,
+    max_steps: int | None = None,
+    max_minutes: float | None = None,
+    report: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Complete the requests of a trace in memory; ``save`` is given what is new.
+
+    Steps of a group depend on nothing outside the group. See :func:`asdsim.capture.cover.cover`.
+    """
+    from ..capture.cover import BatchRunner, FaithfulRunner, cover
+    from ..capture.reload import recorder_of
+
+    manifest = trace.manifest
     recorder = recorder_of(manifest)
     if faithful:
         runner: Any = FaithfulRunner(*models, manifest.num_draft_tokens, recorder, trace.steps_of)
     else:
         runner = BatchRunner(*models, manifest.num_draft_tokens, recorder, batch=batch, kv_bytes=kv_bytes)
-    # Written before the first step is added, so that a killed run cannot leave it untrue.
-    added_before = bool((trace.column("steps", "wave") > 0).any())
-    pure = faithful and (not added_before or manifest.notes.get("faithful_only") is True)
-    if manifest.notes.get("faithful_only") is not pure:
-        writer.update_manifest(notes={**manifest.notes, "faithful_only": pure})
-    progress = cover(
+    return cover(
         [(record, trace.steps_of(record.request_id)) for record in trace.request_records()],
         lambda graph: demand_of(graph, [grid]),
         runner,
-        writer.add_steps,
+        save,
         settings=len(grid),
         max_steps=max_steps,
         max_minutes=max_minutes,
         group=group,
         report=report,
         build=lambda held: build_graph(held, grid.layout),
+        between=runner.forget,
     )
-    entry = grid_entry(grid, pure)
-    if progress.complete and entry not in manifest.grids:
-        writer.update_manifest(grids=[*manifest.grids, entry])
-    keep_vocabulary(writer, getattr(models[0], "tokenizer", None))  # a target need not have one
-    return progress
