@@ -122,6 +122,15 @@ class PartWriter(TraceWriter):
         self._number, self._trace = number, held
         self.flush_seconds = self.flush_rows = math.inf  # type: ignore[assignment]
 
+    @classmethod
+    def finish_all(cls, parts: Sequence[PartWriter]) -> list[Shard]:
+        """Store what was added to several parts in the same shards; see :meth:`finish`."""
+        first = parts[0]
+        for part in parts[1:]:
+            for table, rows in part._buffer.items():
+                first._buffer[table] += rows
+        return first.finish()
+
     def finish(self) -> list[Shard]:
         """Store what was added, each table whole or not at all, and return its shards."""
         self.flush()
