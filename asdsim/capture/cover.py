@@ -158,6 +158,7 @@ def cover(
     group: int | None = None,
     report: Callable[[Progress], None] | None = None,
     build: Callable[[MemoryTrace], Graph] = build_graph,
+    between: Callable[[], None] | None = None,
 ) -> Progress:
     """Add steps until every walk is exact or a limit is reached.
 
@@ -181,6 +182,9 @@ def cover(
         Called before every wave and at the end.
     build : callable
         Lays out what ``demand`` walks; for another rule than ASD, with its layout.
+    between : callable, optional
+        Called before each group. With a runner that then forgets what it holds, the steps of a group do not depend on
+        the groups before it: whoever completes one alone gets the same bits.
 
     Returns
     -------
@@ -192,7 +196,6 @@ def cover(
     held = [list(steps) for _, steps in requests]
     exact, live = [0] * len(records), [0] * len(records)
     progress = Progress(pairs=len(records) * settings)
-    earlier = max((step.wave for steps in held for step in steps), default=0)
     limited = max_steps is not None or max_minutes is not None
     size = group if group and not limited else max(1, len(records))
 
@@ -210,6 +213,9 @@ def cover(
     try:
         for first in range(0, len(records), size):
             active = list(range(first, min(first + size, len(records))))
+            wave = max((step.wave for r in active for step in held[r]), default=0)
+            if between:
+                between()
             while active:
                 trace = MemoryTrace([(records[r], held[r]) for r in active])
                 graph = build(trace)
@@ -229,10 +235,11 @@ def cover(
                 else:  # neighbours of one length need little padding
                     missing.sort(key=lambda one: (len(records[one.request].prompt_ids) + len(one.tokens), one.request))
                 progress.waves += 1
+                wave += 1
                 jobs = []
                 next_id = {r: held[r][-1].step_id + 1 for r in active}
                 for one in missing:
-                    jobs.append(Job(records[one.request], next_id[one.request], earlier + progress.waves, one))
+                    jobs.append(Job(records[one.request], next_id[one.request], wave, one))
                     next_id[one.request] += 1
                 saved = monotonic()
                 for job, step in zip(jobs, runner(jobs), strict=False):
@@ -308,10 +315,16 @@ class BatchRunner:
         batch: int = DEFAULT_BATCH,
         kv_bytes: int = DEFAULT_KV_BYTES,
     ) -> None:
-        self._target = target.pooled(kv_bytes)
-        self._drafter = drafter.pooled_beside(self._target, kv_bytes)
+        self._models = target, drafter, kv_bytes
         self._vocab_size, self._synchronize = target.vocab_size, target.synchronize
         self._width, self._recorder, self._batch = num_draft_tokens, recorder, batch
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the KV that is held."""
+        target, drafter, kv_bytes = self._models
+        self._target = target.pooled(kv_bytes)
+        self._drafter = drafter.pooled_beside(self._target, kv_bytes)
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[StepRecord]:
         """Yield one record per job, in order."""
@@ -365,6 +378,11 @@ class FaithfulRunner:
         self._steps_of, self._size = steps_of, states
         self._states: OrderedDict[tuple[str, int], tuple[TargetSession, DrafterSession]] = OrderedDict()
         self._steps: dict[str, dict[int, StepRecord]] = {}
+
+    def forget(self) -> None:
+        """Drop the states that are held."""
+        self._states.clear()
+        self._steps.clear()
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[StepRecord]:
         """Yield one record per job, in order."""

@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from .interrupt import uninterrupted
 from .prompts import Encoder, encode, parse_date, parse_template_args
 from .tasks import Message, Prompt, check_tasks, load_prompts, prompt_formats, split_tasks, without_folder
 from .tasks.shots import Shots, check_shots, parse_shots
+
+if TYPE_CHECKING:
+    from .loop import Decoded
 
 __all__ = ["Plan", "Summary", "capture", "capture_with", "encode", "make_manifest", "make_requests"]
 
@@ -244,6 +247,17 @@ class Summary:
     uncovered: bool = False
     problems: list[str] = field(default_factory=list)
 
+    def count(self, result: Decoded) -> None:
+        """Add a request that was decoded."""
+        accepted = sum(outcome.accepted for outcome in result.outcomes)
+        self.requests += 1
+        self.steps += len(result.outcomes)
+        self.drafted += sum(outcome.num_draft_tokens for outcome in result.outcomes)
+        self.accepted += accepted
+        self.completion_tokens += len(result.tokens)
+        self.ledger.append(result.ledger)
+        self.each.append((len(result.outcomes), len(result.tokens), accepted))
+
     def row(self) -> dict[str, Any]:
         """Return plain numbers under their usual names; None where nothing was decoded.
 
@@ -450,6 +464,11 @@ def capture(
     AsdsimError
         On anything that a user can mend. Nothing is written before all prompts and models have been checked.
     """
+    return capture_with(*load(plan), plan, progress, note)
+
+
+def load(plan: Plan) -> tuple[Any, Any, list[Prompt]]:
+    """Load the target, the drafter and the prompts of a plan; see :func:`capture`."""
     prompts = load_prompts(
         plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline, shuffle=plan.shuffle, shots=plan.examples
     )  # fmt: skip
@@ -462,7 +481,90 @@ def capture(
         plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, checkpoint=checkpoint,
         **plan.loading,
     )  # fmt: skip
-    return capture_with(target, drafter, prompts, plan, progress, note)
+    return target, drafter, prompts
+
+
+class Run:
+    """Models and prompts of a capture, ready to decode; every request has been checked.
+
+    Parameters
+    ----------
+    target, drafter : Target, Drafter
+    prompts : list of Prompt
+    plan : Plan
+    whole : bool
+        Whether all prompts are encoded and checked at once; otherwise each is when it is asked for.
+
+    Attributes
+    ----------
+    requests : list of RequestRecord
+        The first turn of each prompt, where they were encoded.
+    """
+
+    def __init__(self, target: Any, drafter: Any, prompts: list[Prompt], plan: Plan, whole: bool = True) -> None:
+        import torch
+
+        from .loop import check_request
+        from .record import Recorder
+
+        torch.manual_seed(plan.seed)
+        self.target, self.drafter, self.prompts, self.plan = target, drafter, prompts, plan
+        self.encoder = None if target.tokenizer is None else encoder_of(target.tokenizer, plan)
+        self.requests = make_requests(target, prompts if whole else [], plan, self.encoder)
+        for request in self.requests:
+            check_request(target, drafter, request, plan.K)
+        self.recorder = Recorder(plan.top_k, plan.divergences)
+        self._known: dict[str, list[int]] = {}
+
+    def manifest(self) -> Manifest:
+        """Return the manifest of the whole capture, before it begins."""
+        plan = self.plan
+        manifest = make_manifest(self.target, self.drafter, self.requests, plan, self.encoder)
+        total = len(self.requests)
+        if plan.turns == "all":
+            later = [list(prompt.later) for prompt in self.prompts]
+            digest = hashlib.sha256(json.dumps(later).encode()).hexdigest()
+            manifest = manifest.replace(settings={**manifest.settings, "turns": "all", "later_turns_sha256": digest})
+            total += sum(map(len, later))
+        return manifest.replace(notes={**manifest.notes, PLANNED: total})
+
+    def notes(self) -> list[str]:
+        """Return what is to be said of prompts that are not taken as they stand."""
+        from .loop import note_on_positions
+
+        return [
+            *notes_on(self.prompts, self.encoder, self.plan.turns),
+            *note_on_positions(self.drafter, self.requests, self.plan.K),
+        ]
+
+    def turns(self, number: int) -> Iterator[RequestRecord]:
+        """Yield the requests of a prompt: the first turn, and where all are asked the later ones."""
+        prompt = self.prompts[number]
+        if self.requests:
+            first = self.requests[number]
+        else:
+            first = make_requests(self.target, [prompt], self.plan, self.encoder)[0]
+        if self.encoder is None or self.plan.turns != "all":
+            return iter((first,))
+        return with_later_turns(prompt, first, self.encoder, self._answer)
+
+    def decode(self, request: RequestRecord) -> Decoded:
+        """Decode a request under the rule of the plan, and record its steps."""
+        from .loop import decode
+
+        plan = self.plan
+        result = decode(self.target, self.drafter, request, plan.policy or STRICT, plan.K, self.recorder)
+        if plan.policy is None and plan.turns == "all":
+            self._known = {request.request_id: result.tokens}
+        return result
+
+    def _answer(self, request: RequestRecord) -> str:
+        from .loop import decode
+
+        tokens = self._known.pop(request.request_id, None)
+        if tokens is None:  # captured before, or under another rule
+            tokens = decode(self.target, self.drafter, request, STRICT, self.plan.K).tokens
+        return str(self.target.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def capture_with(
@@ -477,63 +579,38 @@ def capture_with(
     import torch
 
     from ..trace.writer import TraceWriter
-    from .loop import check_request, decode, note_on_positions
     from .passes import ROUNDS, PassTimes
-    from .record import Recorder
     from .vocabulary import keep_vocabulary
 
-    torch.manual_seed(plan.seed)
-    encoder = None if target.tokenizer is None else encoder_of(target.tokenizer, plan)
-    requests = make_requests(target, prompts, plan, encoder)
-    for request in requests:
-        check_request(target, drafter, request, plan.K)
-    recorder = Recorder(plan.top_k, plan.divergences)
-    manifest = make_manifest(target, drafter, requests, plan, encoder)
-    later = [list(prompt.later) if plan.turns == "all" else [] for prompt in prompts]
-    if plan.turns == "all":
-        digest = hashlib.sha256(json.dumps(later).encode()).hexdigest()
-        manifest = manifest.replace(settings={**manifest.settings, "turns": "all", "later_turns_sha256": digest})
-    for text in (*notes_on(prompts, encoder, plan.turns), *note_on_positions(drafter, requests, plan.K)):
+    run = Run(target, drafter, prompts, plan)
+    manifest = run.manifest()
+    for text in run.notes():
         note(text)
+    chosen = range(len(prompts))
     if plan.shard is not None:
         index, of = parse_shard(plan.shard)
-        split = {"index": index, "of": of, "requests": len(requests)}
-        manifest = manifest.replace(notes={**manifest.notes, NOTE: split})
-        requests = requests[index - 1 :: of]
-    total = len(requests) + sum(map(len, later))
-    manifest = manifest.replace(notes={**manifest.notes, PLANNED: total})
+        chosen = chosen[index - 1 :: of]
+        split = {"index": index, "of": of, "requests": len(prompts)}
+        manifest = manifest.replace(notes={**manifest.notes, NOTE: split, PLANNED: len(chosen)})
+    total = manifest.planned
     fresh = not (plan.folder / MANIFEST).exists()
     summary, times = Summary(), PassTimes(target, drafter, plan.K)
     rounds = {round(n * (total - 1) / (ROUNDS - 1)) for n in range(ROUNDS)}
     began = time.perf_counter()
     with (TraceWriter.create if fresh else TraceWriter.resume)(plan.folder, manifest) as writer:
         done = set(writer.completed)
-        known: dict[str, list[int]] = {}
-
-        def answer(request: RequestRecord) -> str:
-            tokens = known.pop(request.request_id, None)
-            if tokens is None:  # captured before, or under another rule
-                tokens = decode(target, drafter, request, STRICT, plan.K).tokens
-            return str(target.tokenizer.decode(tokens, skip_special_tokens=True))
-
-        queue = iter(requests)
-        if encoder is not None and plan.turns == "all":
-            pairs = zip(prompts, requests, strict=True)
-            queue = chain.from_iterable(with_later_turns(*pair, encoder, answer) for pair in pairs)
         try:
-            for number, request in enumerate(queue):
+            for number, request in enumerate(chain.from_iterable(map(run.turns, chosen))):
                 if request.request_id in done:
                     summary.skipped += 1
                 else:
-                    result = decode(target, drafter, request, plan.policy or STRICT, plan.K, recorder)
-                    if plan.policy is None and plan.turns == "all":
-                        known = {request.request_id: result.tokens}
+                    result = run.decode(request)
                     with uninterrupted():
                         if writer.manifest.grids:  # they covered the requests that were there
                             writer.update_manifest(grids=[])
                             summary.uncovered = True
-                        writer.add_request(request, result.steps)
-                        _count(summary, result)
+                        writer.add_request(request, result.steps, number)
+                        summary.count(result)
                         if plan.flush_every and summary.requests % plan.flush_every == 0:
                             writer.flush()
                     times.note_steps(result.steps)
@@ -563,14 +640,3 @@ def notes_on(prompts: Sequence[Prompt], encoder: Encoder | None, turns: str = "f
         fate = "are left out" if turns == "first" else "are asked, each after the strict answers to those before"
         counts[f"have more than one turn: {number} later turns {fate}"] = longer
     return [f"{number} prompt{'' if number == 1 else 's'} {text}" for text, number in counts.items()]
-
-
-def _count(summary: Summary, result: Any) -> None:
-    accepted = sum(outcome.accepted for outcome in result.outcomes)
-    summary.requests += 1
-    summary.steps += len(result.outcomes)
-    summary.drafted += sum(outcome.num_draft_tokens for outcome in result.outcomes)
-    summary.accepted += accepted
-    summary.completion_tokens += len(result.tokens)
-    summary.ledger.append(result.ledger)
-    summary.each.append((len(result.outcomes), len(result.tokens), accepted))

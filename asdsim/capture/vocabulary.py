@@ -46,14 +46,21 @@ def keep_vocabulary(writer: TraceWriter, tokenizer: Any) -> None:
     TraceError
         If storing fails.
     """
-    if tokenizer is None:
-        return
     writer.flush()
-    ids = stored_ids(writer.path, writer.manifest)
-    known = read_vocabulary(writer.path, writer.manifest)
+    vocabulary = grown_vocabulary(writer.path, writer.manifest, tokenizer)
+    if vocabulary is not None:
+        store_vocabulary(writer, vocabulary)
+
+
+def grown_vocabulary(folder: Path, manifest: Manifest, tokenizer: Any) -> Vocabulary | None:
+    """Return the text of every token id that a trace holds; None without a tokenizer, or where nothing is new."""
+    if tokenizer is None:
+        return None
+    ids = stored_ids(folder, manifest)
+    known = read_vocabulary(folder, manifest)
     if known is not None:
         ids = np.setdiff1d(ids, known.ids)
     if len(ids) == 0 and known is not None:
-        return
+        return None
     fresh = make_vocabulary(tokenizer, ids)
-    store_vocabulary(writer, fresh if known is None else known.join(fresh))
+    return fresh if known is None else known.join(fresh)

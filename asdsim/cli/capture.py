@@ -11,6 +11,7 @@ from ..errors import Problems, UsageError, unknown_name
 from ..rules.settings import Policy, parse_axis
 from .command import detail
 from .common import PathOrUrl, config_option, counted, json_option, note, print_json, progress_bar, threads_option
+from .ray_options import ray_options
 
 
 @click.command("capture")
@@ -77,12 +78,13 @@ from .common import PathOrUrl, config_option, counted, json_option, note, print_
 @click.option("--flush-every", type=int, help="Write to disk after this many requests.  [every few seconds]")
 @click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @click.option("--trust-remote-code", is_flag=True, help="Allow a model to run the code that comes with it.")
+@ray_options()
 @config_option
 @threads_option
 @json_option
 def command(
     rule: str, B: str | None, g: str | None, M: str | None, divergences: str, temperature: float, as_json: bool,
-    **plan_fields: Any,
+    cluster: Any, **plan_fields: Any,
 ) -> None:  # fmt: skip
     """Record real draft/target steps to a trace.
 
@@ -103,6 +105,7 @@ def command(
         policy = policy_of(rule, B, g, M)
     names = tuple(item.strip() for item in divergences.split(",")) if divergences else ()
     with problems.noted():
+        plan_fields["resume"] |= cluster is not None
         plan = Plan(policy=policy, divergences=names, **plan_fields)
     problems.end()
     bar = None
@@ -115,7 +118,12 @@ def command(
         bar.update(done - bar.n)
 
     try:
-        summary = capture(plan, progress, lambda text: note(f"asdsim: {text}"))
+        if cluster is None:
+            summary = capture(plan, progress, lambda text: note(f"asdsim: {text}"))
+        else:
+            from ..cluster.capture import capture_on
+
+            summary = capture_on(plan, cluster, progress, lambda text: note(f"asdsim: {text}"))
     finally:
         if bar is not None:
             bar.close()

@@ -20,6 +20,7 @@ from .common import (
     rule_options,
     threads_option,
 )
+from .ray_options import ray_options
 
 if TYPE_CHECKING:
     from ..capture.cover import Progress
@@ -36,12 +37,8 @@ if TYPE_CHECKING:
 )
 @click.option("--max-minutes", type=float, help="Stop after this many minutes.")
 @click.option("--batch", default=32, show_default=True, help="Steps to compute in one batch.")
-@click.option(
-    "--group",
-    default=32,
-    show_default=True,
-    help="Requests to complete together, unless --max-steps or --max-minutes is given.",
-)
+@click.option("--group", type=int, show_default="32; with --ray 1",
+              help="Requests to complete together, unless --max-steps or --max-minutes is given.")  # fmt: skip
 @click.option(
     "--kv-gb", default=2.0, show_default=True, help="GB of KV cache to keep for prefixes, per model; 0 keeps none."
 )
@@ -52,12 +49,14 @@ if TYPE_CHECKING:
 @click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @click.option("--resume", is_flag=True, expose_value=False,
               help="Accepted as in capture, but not needed: cover always continues.")  # fmt: skip
+@ray_options()
 @threads_option
 @json_option
 @config_option
 def command(
     trace: Path, grids: list[Grid], table: str | None, max_steps: int | None, max_minutes: float | None, batch: int,
-    group: int, kv_gb: float, faithful: bool, target: str | None, drafter: str | None, offline: bool, as_json: bool,
+    group: int | None, kv_gb: float, faithful: bool, target: str | None, drafter: str | None, offline: bool,
+    as_json: bool, cluster: Any,
 ) -> None:  # fmt: skip
     """Complete TRACE for a grid: run the model at just the prefixes that the grid needs and the trace lacks.
 
@@ -68,7 +67,11 @@ def command(
                                 ("group", group, 1), ("kv-gb", kv_gb, 0)):  # fmt: skip
         if value is not None and not lowest <= value < float("inf"):
             raise UsageError(f"--{flag} {value} is out of range", fix=f"give a number of at least {lowest}")
-    from ..live.cover import cover_trace
+    if cluster is not None and (max_steps is not None or max_minutes is not None):
+        raise UsageError(
+            "--max-steps and --max-minutes order the steps of all requests, which --ray does not",
+            fix="leave them out; Ctrl-C keeps what is finished",
+        )
     from ..rules.settings import parse_schedule
     from ..trace.reader import load_manifest
 
@@ -85,11 +88,20 @@ def command(
             bar.set_postfix_str(f"wave {progress.waves}, {progress.steps_added} steps added")
             bar.refresh()
 
-        progress = cover_trace(
-            trace, grids, max_steps=max_steps, max_minutes=max_minutes, batch=batch, group=group,
-            kv_bytes=int(kv_gb * 2**30), faithful=faithful, by_batch=by_batch, target=target, drafter=drafter,
-            offline=offline, report=report,
-        )  # fmt: skip
+        how: dict[str, Any] = {
+            "batch": batch, "kv_bytes": int(kv_gb * 2**30), "faithful": faithful, "by_batch": by_batch,
+            "target": target, "drafter": drafter, "offline": offline, "report": report,
+        }  # fmt: skip
+        if cluster is None:
+            from ..live.cover import cover_trace
+
+            progress = cover_trace(trace, grids, max_steps=max_steps, max_minutes=max_minutes, group=group or 32, **how)
+        else:
+            from ..cluster.cover import cover_on
+
+            progress = cover_on(
+                trace, grids, cluster, group=group or 1, **how, note=lambda text: note(f"asdsim: {text}")
+            )
     row = {
         "settings": sum(map(len, grids)),
         "exact_share": progress.exact_share,

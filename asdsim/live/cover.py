@@ -20,7 +20,8 @@ from ..walk.ladder import demand_of_all, ladder_of
 
 if TYPE_CHECKING:
     from ..capture.cover import Progress
-    from ..records import StepTables
+    from ..records import StepRecord, StepTables
+    from ..trace.reader import Trace
 
 
 def cover_trace(
@@ -91,27 +92,81 @@ def cover_with(
     report: Callable[[Progress], None] | None = None,
 ) -> Progress:
     """Do what :func:`cover_trace` does with an open writer and loaded models."""
-    from ..capture.cover import BatchRunner, FaithfulRunner, cover
-    from ..capture.reload import recorder_of
     from ..capture.vocabulary import keep_vocabulary
     from ..trace.reader import read_trace
 
     trace = read_trace(writer.path, verify=False)
+    added_before = bool((trace.column("steps", "wave") > 0).any())
+    pure = note_faithful(writer, faithful, added_before)
+    progress = cover_requests(
+        trace, models, grid, writer.add_steps, max_steps=max_steps, max_minutes=max_minutes, batch=batch, group=group,
+        kv_bytes=kv_bytes, faithful=faithful, by_batch=by_batch, report=report,
+    )  # fmt: skip
+    if progress.complete:
+        note_covered(writer, at_each_length(grid, by_batch), pure)
+    keep_vocabulary(writer, getattr(models[0], "tokenizer", None))  # a target need not have one
+    return progress
+
+
+def at_each_length(grid: Grid, by_batch: Schedule | None) -> list[Grid]:
+    """Return the grids that are covered with one: itself, or with a table one at each draft length of the table."""
+    if by_batch is None:
+        return [grid]
+    return [replace(grid, layout=replace(grid.layout, width=length)) for length in by_batch.lengths if length]
+
+
+def note_faithful(writer: TraceWriter, faithful: bool, added_before: bool) -> bool:
+    """Store whether all steps that were added are faithful ones, and return it.
+
+    Called before the first step is added, so that a killed run cannot leave it untrue.
+    """
+    notes = writer.manifest.notes
+    pure = faithful and (not added_before or notes.get("faithful_only") is True)
+    if notes.get("faithful_only") is not pure:
+        writer.update_manifest(notes={**notes, "faithful_only": pure})
+    return pure
+
+
+def note_covered(writer: TraceWriter, grids: Sequence[Grid], pure: bool) -> None:
+    """Store that a trace is complete for some grids."""
+    entries = [grid_entry(grid, pure) for grid in grids]
+    fresh = [entry for n, entry in enumerate(entries) if entry not in [*writer.manifest.grids, *entries[:n]]]
+    if fresh:
+        writer.update_manifest(grids=[*writer.manifest.grids, *fresh])
+
+
+def cover_requests(
+    trace: Trace,
+    models: tuple[Any, Any],
+    grid: Grid,
+    save: Callable[[str, list[StepRecord]], None],
+    *,
+    batch: int,
+    group: int,
+    kv_bytes: int,
+    faithful: bool,
+    by_batch: Schedule | None = None,
+    max_steps: int | None = None,
+    max_minutes: float | None = None,
+    report: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Complete the requests of a trace in memory; ``save`` is given what is new.
+
+    Steps of a group depend on nothing outside the group. See :func:`asdsim.capture.cover.cover`.
+    """
+    from ..capture.cover import BatchRunner, FaithfulRunner, cover
+    from ..capture.reload import recorder_of
+
     lengths = by_batch.lengths if by_batch else (grid.layout.width,)
     for length in lengths:
         if length > 0:
             trace.check_length(length)
-    manifest = writer.manifest
+    manifest = trace.manifest
     recorder = recorder_of(manifest)
     if faithful:
         runner: Any = FaithfulRunner(*models, manifest.num_draft_tokens, recorder, trace.steps_of)
     else:
         runner = BatchRunner(*models, manifest.num_draft_tokens, recorder, batch=batch, kv_bytes=kv_bytes)
-    # Written before the first step is added, so that a killed run cannot leave it untrue.
-    added_before = bool((trace.column("steps", "wave") > 0).any())
-    pure = faithful and (not added_before or manifest.notes.get("faithful_only") is True)
-    if manifest.notes.get("faithful_only") is not pure:
-        writer.update_manifest(notes={**manifest.notes, "faithful_only": pure})
 
     def demand(graph: Any) -> Demand:
         return demand_of_all(graph, grid) if by_batch else demand_of(graph, [grid])
@@ -119,21 +174,16 @@ def cover_with(
     def build(held: StepTables) -> Graph:
         return ladder_of(held, grid.layout, lengths) if by_batch else build_graph(held, grid.layout)
 
-    progress = cover(
+    return cover(
         [(record, trace.steps_of(record.request_id)) for record in trace.request_records()],
         demand,
         runner,
-        writer.add_steps,
+        save,
         settings=len(grid),
         max_steps=max_steps,
         max_minutes=max_minutes,
         group=group,
         report=report,
         build=build,
+        between=runner.forget,
     )
-    fixed = [replace(grid, layout=replace(grid.layout, width=length)) for length in lengths if length or not by_batch]
-    fresh = [entry for part in fixed if (entry := grid_entry(part, pure)) not in manifest.grids]
-    if progress.complete and fresh:
-        writer.update_manifest(grids=[*manifest.grids, *fresh])
-    keep_vocabulary(writer, getattr(models[0], "tokenizer", None))  # a target need not have one
-    return progress

@@ -162,6 +162,8 @@ FIELD_TYPES: dict[str, type] = {
 }
 PLANNED = "requests"
 """Entry of the notes: requests that a finished capture holds."""
+NEXT_SHARD = "next_shard"
+"""Entry of the notes: lowest number for a shard that no process of an earlier run can still be writing."""
 VOCABULARY = "vocabulary"
 """Entry of the notes: the file with the text of tokens, see :mod:`asdsim.trace.vocabulary`."""
 TIMING = "timing"
@@ -268,7 +270,7 @@ INSIDE: dict[str, dict[str, str]] = {
     "target": {"revision": "text", "dtype": "text", "logits_dtype": "text", "device": "text", "weights_sha256": "text"},
     "drafter": {"revision": "text", "weights_sha256": "text"},
     "settings": {"template_date": "text"},
-    "notes": {PLANNED: "whole", "created": "text", "faithful_only": "flag"},
+    "notes": {PLANNED: "whole", NEXT_SHARD: "whole", "created": "text", "faithful_only": "flag"},
 }
 """Entries of fields that are read by name, and how; see :class:`asdsim.files.Fields`. Any of them may be absent."""
 

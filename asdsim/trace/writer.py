@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -58,7 +58,7 @@ SHARD_ROWS = 1 << 20
 """Shards are merged up to this many positions."""
 
 MANY_SHARDS = 64
-"""Shards of one table at which they are merged without waiting for the end."""
+"""Small shards of one table at which they are merged without waiting for the end."""
 
 TEMPORARY = re.compile(r"\.tmp-.+")
 WRITER = "writer"
@@ -89,7 +89,8 @@ class TraceWriter:
         self.flush_seconds, self.flush_rows = FLUSH_SECONDS, FLUSH_ROWS
         self._lock = lock
         self._count = len(completed)
-        self._number = 1 + max((shard.number for shard in manifest.shards), default=-1)
+        used = 1 + max((shard.number for shard in manifest.shards), default=-1)
+        self._number = max(used, manifest.notes.get(manifests.NEXT_SHARD) or 0)
         self._buffer: dict[str, list[pa.Table]] = {table: [] for table in TABLES}
         self._since: float | None = None
         self._open = True
@@ -164,7 +165,7 @@ class TraceWriter:
         return cls.append(folder)
 
     @classmethod
-    def append(cls, path: str | os.PathLike[str]) -> TraceWriter:
+    def append(cls, path: str | os.PathLike[str]) -> Self:
         """Open a stored trace to add to it, as the run that its manifest names.
 
         Raises
@@ -176,8 +177,7 @@ class TraceWriter:
         _, stored = load_manifest(folder)
         lock = lock_directory(folder)
         try:
-            trace = read_trace(folder)
-            writer = cls(folder, trace.manifest, trace.request_ids(), lock)
+            writer = cls(folder, *cls._held(folder), lock)
             left = writer._leftovers()
             if is_remote(folder):  # from here on a writer before this one stores nothing: what it left can go
                 writer._stored = stored
@@ -190,10 +190,23 @@ class TraceWriter:
             raise
         return writer
 
+    @classmethod
+    def _held(cls, folder: Path) -> tuple[Manifest, list[str]]:
+        """Return the manifest of a trace and its requests, once all of it has been checked."""
+        trace = read_trace(folder)
+        return trace.manifest, trace.request_ids()
+
     # Adding
 
-    def add_request(self, request: RequestRecord, steps: Sequence[StepRecord]) -> None:
+    def add_request(self, request: RequestRecord, steps: Sequence[StepRecord], index: int | None = None) -> None:
         """Add one request with all steps of its captured path.
+
+        Parameters
+        ----------
+        request : RequestRecord
+        steps : sequence of StepRecord
+        index : int, optional
+            Its place in the order of capture, where requests do not come in that order; by default the next one.
 
         Raises
         ------
@@ -204,7 +217,7 @@ class TraceWriter:
         self._must_be_open()
         if request.request_id in self.completed:
             raise TraceError(f"the request {request.request_id!r} is in the trace already", where=str(self.path))
-        tables = self._tables(request, steps, self._count)
+        tables = self._tables(request, steps, self._count if index is None else index)
         self._validate(tables)
         for table, part in tables.items():
             self._buffer[table].append(part)
@@ -300,7 +313,7 @@ class TraceWriter:
         """
         self._must_be_open()
         self._write_buffer(self.manifest)
-        if len(self.manifest.shards_of("positions")) >= MANY_SHARDS:
+        if sum(shard.rows < SHARD_ROWS // 2 for shard in self._mergeable("positions")) >= MANY_SHARDS:
             self._merge()
 
     def close(self) -> None:
@@ -407,7 +420,7 @@ class TraceWriter:
 
     def _merge(self) -> None:
         """Merge small shards into larger ones: new files first, then the manifest, then the old files go."""
-        groups = [group for table in TABLES for group in _groups(self.manifest.shards_of(table)) if len(group) > 1]
+        groups = [group for table in TABLES for group in _groups(self._mergeable(table)) if len(group) > 1]
         if not groups:
             return
         old = {shard.name for group in groups for shard in group}
@@ -418,7 +431,10 @@ class TraceWriter:
             ]
             new += self._write_shards({group[0].table: pa.concat_tables(parts).unify_dictionaries()})
         self._commit(self.manifest, [shard for shard in self.manifest.shards if shard.name not in old] + new)
-        self._remove(old)
+        self._remove(old)  # no more than these: another process may be writing shards that are not named yet
+
+    def _mergeable(self, table: str) -> list[Shard]:
+        return self.manifest.shards_of(table)
 
     def _leftovers(self) -> list[str]:
         """Return the names of temporary files and of shards that the manifest does not name."""
