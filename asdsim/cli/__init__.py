@@ -30,6 +30,7 @@ COMMANDS = {
     "policy": "Show a frozen setting, and how to serve it.",
     "timing": "Time a frozen setting live, between two strict runs, and compare with the prediction.",
     "inspect": "Validate a trace and summarise it.",
+    "plan": "Estimate how large a capture would be: steps, bytes, hours, memory.",
     "compare": "Compare acceptance rules, at published settings or matched risk.",
     "rules": "List the acceptance rules, their parameters, defaults and sources.",
     "convert": "Read and write other tools' files: acceptance records, calibration rows.",

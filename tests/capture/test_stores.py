@@ -77,7 +77,7 @@ def test_a_capture_and_a_cover_killed_and_run_again(saved: Path, tmp_path: Path,
     assert run(*(word.replace("OUT", str(tmp_path / "t")) for word in capture)) == 0
     assert run(*(word.replace("OUT", str(tmp_path / "t")) for word in cover)) == 0
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(saved / "model")],
+        [sys.executable, "-c", f"import s3fs, upath\n{SERVER}", str(saved / "model")],
         cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
     )  # fmt: skip
@@ -85,13 +85,13 @@ def test_a_capture_and_a_cover_killed_and_run_again(saved: Path, tmp_path: Path,
     assert server.stdout.readline() == "ready\n"
     partial = 0
     try:
-        for words, kills in ((capture, 4), (cover, 3)):
+        for words, kills in ((capture, 3), (cover, 2)):
             for number in range(kills + 1):
                 server.stdin.write(json.dumps([0, [word.replace("OUT", out) for word in words]]) + "\n")
                 server.stdin.flush()
                 child = int(server.stdout.readline())
                 if number < kills:
-                    before, puts, until = written(s3), rng.randint(1, 6), time.monotonic() + 20
+                    before, puts, until = written(s3), rng.randint(1, 6), time.monotonic() + 30
                     while written(s3) < before + puts and time.monotonic() < until:
                         time.sleep(0.002)
                     with contextlib.suppress(ProcessLookupError):
