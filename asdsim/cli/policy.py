@@ -92,7 +92,15 @@ def how_to_serve(policy: Policy, record: dict[str, Any], path: Path) -> dict[str
     more = f"Assisted({str(path)!r}), prompt_lookup_num_tokens={K}"
     assisted = more if kind == "lookup" else f"Assisted({str(path)!r}, assistant_model=drafter)"
     chain = f"--speculative-eagle-topk 1 --speculative-num-steps {K} --speculative-num-draft-tokens {K + 1}"
+    stops = {}
+    if record.get("draft_threshold"):
+        tau, stop = record["draft_threshold"], record.get("draft_stop", "after")
+        own = {"after": f"Transformers: drafter.generation_config.assistant_confidence_threshold = {tau:g}",
+               "before": f"llama.cpp: --draft-p-min {tau:g}, of its ten best tokens"}  # fmt: skip
+        text = f"frozen with drafts cut {stop} a probability of {tau:g}: no plug-in cuts them, the engine has to"
+        stops["draft threshold"] = f"{text}{f' ({own[stop]})' if stop in own else ''}"
     return {
+        **stops,
         "vllm serve": f"vllm serve {name} {in_json}",
         "vllm": f"LLM({name!r}, speculative_config={speculative!r}, additional_config={asked!r})",
         "vllm, one strict": "SamplingParams(temperature=0, extra_args={'asd_B': 0})  # over HTTP: vllm_xargs",

@@ -49,10 +49,10 @@ def test_an_unknown_option_alone_keeps_its_message(capsys) -> None:
 
 def test_the_value_of_an_unknown_option_is_not_taken_for_the_trace(capsys, tmp_path: Path) -> None:
     trace = write(tmp_path / "t")
-    only = "asdsim: error: No such option '--gruop'. Did you mean '--group'?\n"
-    assert run(capsys, "cover", "--gruop", "3", trace)[::2] == (2, only)
-    assert run(capsys, "cover", "--gruop=3", trace)[::2] == (2, only)
-    status, _, err = run(capsys, "cover", "--gruop", 3, trace, "--ofline", "--group", "x")
+    only = "asdsim: error: No such option '--targte'. Did you mean '--target'?\n"
+    assert run(capsys, "cover", "--targte", "3", trace)[::2] == (2, only)
+    assert run(capsys, "cover", "--targte=3", trace)[::2] == (2, only)
+    status, _, err = run(capsys, "cover", "--targte", 3, trace, "--ofline", "--group", "x")
     assert status == 2 and err.count(";") == 2 and "--ofline" in err and "'--group': 'x'" in err
 
 

@@ -18,7 +18,7 @@ from asdsim.formats.engines import ENGINES, rates_of, settings_for
 TRACE = Path(__file__).resolve().parents[2] / "traces" / "smollm2-layerskip-k4"
 
 PASSES = [
-    {"batch": batch, "width": width, "milliseconds": max(8 + 0.05 * batch * width, 0.12 * batch * width),
+    {"batch": batch, "width": width, "milliseconds": max(8 + 0.05 * batch * width, 0.3 * batch * width),
      "draft_milliseconds": 0.3 * (width - 1)}
     for batch in (1, 4, 16, 64) for width in (1, 2, 4, 8, 200)
 ]  # fmt: skip
