@@ -80,7 +80,7 @@ def _rows(folder: Path, allow_code: bool) -> list[dict[str, Any]]:
     trace = asdsim.load(folder)
     kind, K = trace.manifest.drafter["name"].split(":")[0], trace.manifest.num_draft_tokens
     cost = cost_of_trace(trace)
-    decode = load_decoder(trace.manifest, tokenizer=None, offline=False)
+    decode = load_decoder(trace.manifest.target, tokenizer=None, offline=False)
     result = audit(trace, Grid.of([Policy(0.0, 0.25, 2.0), ASD]), decode, allow_code=allow_code, cost=cost)
     found = []
     for task, judged in [*result.by_task.items(), ("all", result.quality)]:

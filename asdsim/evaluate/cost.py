@@ -386,7 +386,7 @@ def from_rows(rows: Sequence[Mapping[str, Any]], source: str) -> CostModel:
         raise UsageError("the table has no rows", where=source)
     arrays = {name: np.array(values) for name, values in table.items()}
     drafted, context = arrays["num_draft_tokens"], arrays["context"]
-    parts = {}
+    parts: dict[str, Any] = {}
     for part in PARTS:
         times = arrays[f"{part}_us"]
         parts[part] = Linear(float(times[0])) if len(rows) == 1 else robust(drafted, context, times)[0]
