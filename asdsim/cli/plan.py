@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .common import TracePath, config_option, json_option, note_unfinished, print_json, print_rows
+from .common import TracePath, config_option, counted, json_option, note_unfinished, print_json, print_rows
 from .quality_options import cost_of, cost_option, seed_option
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ def _print(found: Plan) -> None:
     length = "as long as in the trace" if asked["tokens"] is None else f"of {asked['tokens']:,.0f} tokens"
     click.echo(
         f"Estimate: {asked['requests']:,.0f} requests {length}, {asked['settings']:,} settings, "
-        f"{asked['devices']:,} devices"
+        f"{counted(asked['devices'], 'device')}"
         + (f"; EXTRAPOLATED beyond the trace in {' and '.join(found.extrapolated)}" if found.extrapolated else "")
     )
     click.echo(
         f"from {source['requests']:,} requests of up to {source['tokens']:,.0f} tokens, covered for "
         f"{source['settings']:,} settings: {source['tokens_per_step']:.2f} tokens per step, "
-        f"{source['drafts_per_step']:.2f} drafts per step, {source['bytes_per_row']['positions']:.1f} bytes per position"
+        f"{source['drafts_per_step']:.2f} drafts per step, {source['bytes_per_row']['positions']:.1f} bytes/position"
     )
     devices = asked["devices"]
     header = ["part", "steps", "95 % over requests", "positions", "GB", "device hours", f"hours on {devices:,}"]
@@ -76,7 +76,7 @@ def _print(found: Plan) -> None:
     if found.memory["whole"] is not None:
         click.echo(
             f"memory to read it: ~{found.memory['whole'] / 1e9:.1f} GB at once, "
-            f"~{found.memory['shard'] / 1e9:.1f} GB for one of {found.memory['shards']:,} shards"
+            f"~{found.memory['shard'] / 1e9:.1f} GB for one of {counted(found.memory['shards'], 'shard')}"
         )
     click.echo("Assumed: " + ";\n  ".join(found.assumptions) + ".")
 

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from asdsim.capture.loop import decode
+from asdsim.capture.record import Recorder
 from asdsim.cli import main
 from asdsim.files import names_in, to_path
-from asdsim.trace import read_trace
-from asdsim.trace.manifest import MANIFEST
+from asdsim.live.cover import cover_with
+from asdsim.records import RequestRecord
+from asdsim.rules.settings import STRICT, Grid
+from asdsim.trace import TraceWriter, read_trace
+from asdsim.trace.manifest import MANIFEST, Manifest
 from tests.capture.test_cli import usual
-from tests.capture.test_kill import SERVER
+from tests.capture.test_cover_kill import K, content, models
 from tests.conftest import KEY, S3, SECRET
 from tests.support.tracefiles import difference
 
 pytest.importorskip("upath")
-ROOT = Path(__file__).parents[2]
+SETTINGS = Grid.product([0, 1, 4], [0.25, 2], [1, 3])
 GRID = ("--B", "0,4", "--g", ".5", "--M", "2")
 
 
@@ -68,42 +70,52 @@ def test_a_capture_covered_verified_and_joined_in_a_store(
         assert word not in printed and not [name for name, data in s3.read().items() if word.encode() in data]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_a_capture_and_a_cover_killed_and_run_again(saved: Path, tmp_path: Path, s3: S3) -> None:
-    rng, out = random.Random(7), f"{s3.url}/t"
-    capture = ["capture", *map(str, usual(saved, Path("OUT"), "--limit", 6, "--flush-every", 1, "--resume"))]
-    cover = ["cover", "OUT", *GRID, "--batch", "1"]
-    assert run(*(word.replace("OUT", str(tmp_path / "t")) for word in capture)) == 0
-    assert run(*(word.replace("OUT", str(tmp_path / "t")) for word in cover)) == 0
-    server = subprocess.Popen(
-        [sys.executable, "-c", f"import s3fs, upath\n{SERVER}", str(saved / "model")],
-        cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-    )  # fmt: skip
-    assert server.stdin is not None and server.stdout is not None
-    assert server.stdout.readline() == "ready\n"
-    partial = 0
-    try:
-        for words, kills in ((capture, 3), (cover, 2)):
-            for number in range(kills + 1):
-                server.stdin.write(json.dumps([0, [word.replace("OUT", out) for word in words]]) + "\n")
-                server.stdin.flush()
-                child = int(server.stdout.readline())
-                if number < kills:
-                    before, puts, until = written(s3), rng.randint(1, 6), time.monotonic() + 30
-                    while written(s3) < before + puts and time.monotonic() < until:
-                        time.sleep(0.002)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(child, signal.SIGKILL)
-                status = int(server.stdout.readline())
-                assert status in ((0, -signal.SIGKILL) if number < kills else (0,))
-                if MANIFEST in names_in(to_path(out)):
-                    partial += status != 0 and read_trace(out).requests.num_rows > 0
-    finally:
-        server.stdin.close()
-        server.wait(20)
-    assert partial >= 2 and same(out, tmp_path / "t")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_a_capture_and_a_cover_killed_at_random_moments(tmp_path: Path, s3: S3) -> None:
+    """Between any two requests to the store, four times each; then they go on, and nothing is lost or twice."""
+    target, drafter = models()
+    manifest = Manifest(
+        target=target.describe(), drafter=drafter.describe(), vocab_size=20, num_draft_tokens=K, max_new_tokens=40
+    )
+
+    def capture_into(place: str) -> None:
+        with TraceWriter.resume(place, manifest) as writer:
+            for n in range(4):
+                request = RequestRecord(f"toy/{n}", "toy", (1, n), "", None, 40, target.eos_ids)
+                if request.request_id not in writer.completed:
+                    writer.add_request(request, decode(target, drafter, request, STRICT, K, Recorder()).steps)
+                    writer.flush()
+
+    def cover_at(place: str) -> None:
+        with TraceWriter.append(place) as writer:
+            writer.flush_seconds = 0.0
+            assert cover_with(writer, models(), SETTINGS, batch=3).complete
+
+    local, url, rng, kills = str(tmp_path / "t"), f"{s3.url}/t", random.Random(1), 0
+    capture_into(local)
+    cover_at(local)
+    for work in (capture_into, cover_at):
+        for _ in range(4):
+            puts = written(s3) + rng.randint(1, 9)
+            child = os.fork()
+            if child == 0:
+                with contextlib.suppress(BaseException):
+                    work(url)
+                os._exit(0)
+            ended = 0
+            while written(s3) < puts and not ended:
+                ended = os.waitpid(child, os.WNOHANG)[0]
+                time.sleep(0.001)
+            if not ended:
+                os.kill(child, signal.SIGKILL)
+                kills += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+            if MANIFEST in names_in(to_path(url)):  # whatever the moment, what is there is whole
+                found = read_trace(url).request_ids()
+                assert found == [f"toy/{n}" for n in range(len(found))]
+        work(url)
+    assert kills >= 5
+    assert content(to_path(url)) == content(Path(local))
+    assert read_trace(url).manifest.grids == read_trace(local).manifest.grids
 
 
 def written(s3: S3) -> int:

@@ -76,7 +76,7 @@ def test_no_file_imports_pyplot() -> None:
     "call", ["import asdsim", "import asdsim.cli", "import asdsim.rules.asd", "import asdsim.rules.settings"]
 )
 def test_light_modules_stay_light(call: str) -> None:
-    heavy = "{'torch', 'transformers', 'numba', 'polars', 'pyarrow', 'matplotlib', 'scipy'}"
+    heavy = "{'torch', 'transformers', 'numba', 'polars', 'pyarrow', 'matplotlib', 'scipy', 'upath', 'fsspec'}"
     code = f"{call}\nimport sys\nprint(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
     assert done.stdout.strip() == "[]"
