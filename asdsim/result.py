@@ -23,10 +23,11 @@ from .provenance import trace_source
 from .records import StepRecord
 from .rules.scoring import DEFAULT, Layout, regrets_of, uniform
 from .rules.settings import DEFAULT_AXES, Grid, check_value, rule_grids
+from .trace import groups
 from .trace.covered import covered_like
 from .trace.fits import MEMORY
 from .trace.graph import Graph, Graphs, build_graph, whole_graph
-from .trace.groups import GROUP_ROWS, StreamedTrace
+from .trace.groups import StreamedTrace
 from .trace.reader import Trace, load_manifest, read_trace
 from .trace.store import graph_of
 from .trace.stored import Source
@@ -80,7 +81,7 @@ def open_trace(
         If ``memory`` is too little.
     """
     positions = sum(shard.rows for shard in load_manifest(Path(path))[0].shards_of("positions"))
-    if positions <= GROUP_ROWS:
+    if positions <= groups.GROUP_ROWS:
         return read_trace(Path(path), verify=verify)
     return StreamedTrace(path, memory=memory, keep=keep, verify=verify)
 

@@ -27,7 +27,7 @@ from ..evaluate.cost import Cost, CostModel, Linear
 from ..evaluate.cost_spec import cost_of_trace
 from ..evaluate.figures import FIGURES
 from ..rules import NAMES, get_rule
-from ..rules.scoring import Layout
+from ..rules.scoring import DEFAULT, Layout
 from ..rules.settings import Grid, rule_grids
 from ..trace.graph import Graphs
 from ..trace.groups import StreamedTrace
@@ -172,7 +172,11 @@ class Meter:
         """Lay out a trace that is read group by group for all rules, in one pass over it."""
         if isinstance(self.trace, StreamedTrace):
             grids = [grid for name in names for grid in published(name, self.trace.manifest.num_draft_tokens)]
-            self._stores = {layout: GraphStore(self.trace, layout) for layout in {grid.layout: None for grid in grids}}
+            base = GraphStore(self.trace)
+            for layout in dict.fromkeys(grid.layout for grid in grids):
+                alike = (layout.mismatch, layout.width) == (DEFAULT.mismatch, DEFAULT.width)
+                own = GraphStore(self.trace, layout, base=base if alike else None)
+                self._stores[layout] = base if layout == DEFAULT else own
             fill(list(self._stores.values()))
 
     def graph(self, layout: Layout) -> Graphs:

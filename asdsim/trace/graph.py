@@ -249,7 +249,7 @@ class _Edges(NamedTuple):
     tokens: Int32  # (E,)
 
 
-def build_graph(trace: StepTables, layout: Layout = DEFAULT) -> Graph:
+def build_graph(trace: StepTables, layout: Layout = DEFAULT, like: Graph | None = None) -> Graph:
     """Lay out a trace.
 
     Parameters
@@ -257,6 +257,8 @@ def build_graph(trace: StepTables, layout: Layout = DEFAULT) -> Graph:
     trace : StepTables
     layout : Layout
         The rule that scores and charges mismatches; by default ASD's r/q and r.
+    like : Graph, optional
+        Of the same trace under a layout with the same mismatches and draft length: steps lead where they lead there.
 
     Returns
     -------
@@ -291,6 +293,8 @@ def build_graph(trace: StepTables, layout: Layout = DEFAULT) -> Graph:
             prefix=lambda step: prefix_tokens(trace, step),
         ),
     )
+    if like is not None:
+        return replace(like, mm_score=mm_score, mm_charge=mm_charge)
     edges = _outcomes(blocks, rows, counts, stop, eos_end)
     edge_next, root = _link(trace, requests, blocks, edges)
     path = np.flatnonzero(trace.column("steps", "wave") == 0).astype(np.int32)

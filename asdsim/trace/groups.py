@@ -82,12 +82,12 @@ class StreamedTrace(Source):
         verify: bool = True,
         memory: float = MEMORY,
         keep: bool = True,
-        rows: int = GROUP_ROWS,
+        rows: int | None = None,
     ) -> None:
         self.path, self.verify, self.memory, self.keep = Path(path), verify, memory, keep
         self.progress: Callable[[int], None] | None = None
         self.manifest = load_manifest(self.path)[0]
-        self.rows = group_rows(memory, self.manifest.top_k, rows)
+        self.rows = group_rows(memory, self.manifest.top_k, rows or GROUP_ROWS)
         self._names, self._prompt_tokens = self._read_requests()
         self._known = {name: row for row, name in enumerate(self._names)}
         self._floors: dict[str, Int64] = {}

@@ -20,8 +20,10 @@ import time
 import weakref
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +65,8 @@ class GraphStore:
     keep : bool, optional
         Whether files stay beside the trace; if not, or where that cannot be, they are temporary. By default those of
         ASD on whole blocks stay, unless the trace says otherwise.
+    base : GraphStore, optional
+        Of the same trace with the same mismatches and draft length: then only scores and charges are kept here.
 
     Attributes
     ----------
@@ -72,9 +76,18 @@ class GraphStore:
         Why the trace cannot be laid out so.
     """
 
-    def __init__(self, trace: StreamedTrace, layout: Layout = DEFAULT, *, keep: bool | None = None) -> None:
+    def __init__(
+        self,
+        trace: StreamedTrace,
+        layout: Layout = DEFAULT,
+        *,
+        keep: bool | None = None,
+        base: GraphStore | None = None,
+    ) -> None:
         keep = trace.keep and layout.rule == "asd" and not layout.width if keep is None else keep
-        self.trace, self.layout, self.built = trace, layout, 0
+        assert base is None or (base.layout.mismatch, base.layout.width) == (layout.mismatch, layout.width)
+        self.trace, self.base, self.built = trace, base, 0
+        self.layout: Layout = layout
         self.failure: TraceError | None = None
         self._identity = {
             b"checksum": trace.manifest.checksum.encode(), b"layout": repr(layout).encode(),
@@ -83,6 +96,7 @@ class GraphStore:
         digest = hashlib.sha256(f"{VERSION} {layout!r}".encode()).hexdigest()[:16]
         self._prefix = trace.manifest.checksum[:16]
         self._kept = trace.path / FOLDER / f"{self._prefix}-{trace.rows}-{digest}" if keep else None
+        self._full = False  # whether writing there has failed
         self._temporary: Path | None = None
         self._held: dict[int, Graph] = {}
         self._sizes: dict[int, tuple[int, int, int]] = {}
@@ -146,73 +160,100 @@ class GraphStore:
     def _missing(self) -> set[int]:
         """Return the groups that are neither held nor on disk."""
         for n in range(self.num_parts):
-            if n not in self._sizes:
-                for folder in self._folders():
-                    if (found := self._open(folder / f"{n:05d}.arrow", n)) is not None:
-                        self._sizes[n] = _size(found)
-                        break
+            if n not in self._sizes and (found := self._read(n, whole=False)) is not None:
+                self._sizes[n] = found[1]
         return {n for n in range(self.num_parts) if n not in self._sizes}
 
-    def _folders(self) -> list[Path]:
-        return [folder for folder in (self._kept, self._temporary) if folder is not None]
-
     def _load(self, n: int) -> Graph | None:
+        """Return the graph of a group: None where there is none, or it is not what it should be."""
         if n in self._held:
             return self._held[n]
-        for folder in self._folders():
-            if (graph := self._open(folder / f"{n:05d}.arrow", n, whole=True)) is not None:
-                return graph
-        return None
-
-    def _open(self, file: Path, n: int, whole: bool = False) -> Graph | None:
-        """Return a graph from a file: None where there is none, or it is not what it should be."""
-        first, end = self.trace.bounds[n], self.trace.bounds[n + 1]
-        try:
-            with pa.memory_map(str(file)) as source, pa.ipc.open_file(source) as reader:
-                about = reader.schema.metadata or {}
-                if any(about.get(key) != value for key, value in self._identity.items()):
-                    return None
-                batch = reader.get_batch(0)
-                arrays = {
-                    name: np.asarray(batch.column(name).values.to_numpy(zero_copy_only=True))
-                    for name in batch.schema.names
-                }
-                if whole:
-                    # Copied: the walk is compiled for arrays that it may write, and the file can then be let go.
-                    arrays = {name: values.copy() for name, values in arrays.items()}
-                    if int(about[b"crc32"]) != _crc(arrays):
-                        return None
-                for name, other in SAME_AS.items():
-                    if name not in arrays:
-                        arrays[name] = arrays[other].copy() if whole else arrays[other]
-                if {name: values.dtype.type for name, values in arrays.items()} != ARRAYS:
-                    return None
-                graph = Graph(
-                    request_ids=self.request_ids[first:end], edge_margin=np.zeros(0),
-                    max_draft=int(about[b"max_draft"]), **arrays,
-                )  # fmt: skip
-                return graph if not whole or is_sound(graph) else None
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+        found = self._read(n, whole=True)
+        if found is None:
             return None
+        arrays, (_, _, largest) = found
+        if self.base is not None:
+            graph = self.base._load(n)
+            if graph is None:
+                return None
+            score, charge = arrays.get("mm_score"), arrays.get("mm_charge", graph.mm_regret)
+            if score is None or not len(score) == len(charge) == len(graph.mm_regret):
+                return None
+            return replace(graph, mm_score=score, mm_charge=charge)
+        for name, other in SAME_AS.items():
+            if name not in arrays:
+                arrays[name] = arrays[other].copy()
+        if {name: values.dtype.type for name, values in arrays.items()} != ARRAYS:
+            return None
+        names = self.request_ids[self.trace.bounds[n] : self.trace.bounds[n + 1]]
+        graph = Graph(request_ids=names, edge_margin=np.zeros(0), max_draft=largest, **arrays)
+        return graph if is_sound(graph) else None
+
+    def _read(self, n: int, whole: bool) -> tuple[dict[str, npt.NDArray[Any]], tuple[int, int, int]] | None:
+        """Return the arrays of a file, none unless ``whole``, and the sizes of its graph."""
+        for folder in (self._kept, self._temporary):
+            if folder is None:
+                continue
+            try:
+                with pa.memory_map(str(folder / f"{n:05d}.arrow")) as source, pa.ipc.open_file(source) as reader:
+                    about = reader.schema.metadata or {}
+                    if any(about.get(key) != value for key, value in self._identity.items()):
+                        continue
+                    steps, mismatches, largest = (int(number) for number in about[b"sizes"].split())
+                    arrays = {}
+                    if whole:
+                        batch = reader.get_batch(0)
+                        # Copied: the walk is compiled for arrays that it may write, and the file can then be let go.
+                        arrays = {
+                            name: batch.column(name).values.to_numpy(zero_copy_only=True).copy()
+                            for name in batch.schema.names
+                        }
+                        if int(about[b"crc32"]) != _crc(arrays):
+                            continue
+                    return arrays, (steps, mismatches, largest)
+            except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+                continue
+        return None
 
     def _write(self, n: int, graph: Graph) -> None:
         """Put a graph where it can be loaded from: beside the trace, else in a temporary file, else in memory."""
         self.built += 1
-        self._sizes[n] = _size(graph)
-        while True:
-            folder = self._kept or self._temporary
+        self._sizes[n] = graph.num_steps, len(graph.mm_pos), graph.max_draft
+        arrays = {name: np.ascontiguousarray(getattr(graph, name), kind) for name, kind in ARRAYS.items()}
+        for name, other in SAME_AS.items():
+            if np.array_equal(arrays[name], arrays[other]):
+                del arrays[name]
+        if self.base is not None:
+            arrays = {name: values for name, values in arrays.items() if name in ("mm_score", "mm_charge")}
+        sizes = " ".join(map(str, self._sizes[n]))
+        about = {**self._identity, b"sizes": sizes.encode(), b"crc32": str(_crc(arrays)).encode()}
+        if self._kept is not None and not self._full:
             try:
-                if folder is None:
-                    folder = self._temporary = Path(tempfile.mkdtemp(prefix="asdsim-graph-"))
-                    weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-                folder.mkdir(parents=True, exist_ok=True)
-                write_made(folder / f"{n:05d}.arrow", lambda handle: _fill_file(handle, graph, self._identity))
+                self._kept.mkdir(parents=True, exist_ok=True)
+                _write_file(self._kept / f"{n:05d}.arrow", arrays, about)
                 return
             except OSError:  # read-only, or full
-                if self._kept is None:
-                    self._held[n] = graph
-                    return
-                self._kept = None
+                self._full = True
+        try:
+            if self._temporary is None:
+                self._temporary = self._temporary_folder()
+            _write_file(self._temporary / f"{n:05d}.arrow", arrays, about)
+        except OSError:
+            self._held[n] = graph
+
+    def _temporary_folder(self) -> Path:
+        """Return a new directory, beside the trace where that can be written, that goes when it is no longer used."""
+        beside: Path | None = self.trace.path / FOLDER
+        if self._full or not self.trace.keep:
+            beside = None
+        try:
+            if beside is not None:
+                beside.mkdir(exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f"{self._prefix}-tmp-", dir=beside))
+        except OSError:
+            folder = Path(tempfile.mkdtemp(prefix="asdsim-graph-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
     def _remove_stale(self) -> None:
         """Remove what belongs to another manifest, and what killed processes left behind."""
@@ -220,7 +261,8 @@ class GraphStore:
             return
         with contextlib.suppress(OSError):
             for folder in self._kept.parent.iterdir():
-                if not folder.name.startswith(f"{self._prefix}-"):
+                old = time.time() - folder.stat().st_mtime > LEFTOVER_SECONDS
+                if not folder.name.startswith(f"{self._prefix}-") or ("-tmp-" in folder.name and old):
                     shutil.rmtree(folder, ignore_errors=True)
             for file in self._kept.glob(".tmp-*"):
                 if time.time() - file.stat().st_mtime > LEFTOVER_SECONDS:
@@ -240,6 +282,8 @@ def graph_of(trace: Trace | StreamedTrace, layout: Layout = DEFAULT) -> Graphs:
 
 def fill(stores: list[GraphStore]) -> None:
     """Lay out what several layouts of one trace are missing, in one pass over it."""
+    bases = {id(store.base): store.base for store in stores if store.base is not None and store.base not in stores}
+    stores = [*bases.values(), *stores]
     missing = [set() if store.failure else store._missing() for store in stores]
     wanted = set().union(*missing)
     if not wanted:
@@ -247,16 +291,18 @@ def fill(stores: list[GraphStore]) -> None:
     for store in stores:
         store._remove_stale()
     for n, group in zip(sorted(wanted), stores[0].trace.groups(wanted), strict=True):
+        alike: dict[tuple[str, int], Graph] = {}  # layouts of the same mismatches lead alike
         for store, absent in zip(stores, missing, strict=True):
-            if n in absent and store.failure is None:
-                try:
-                    store._write(n, build_graph(group, store.layout))
-                except TraceError as error:
-                    store.failure = error
-
-
-def _size(graph: Graph) -> tuple[int, int, int]:
-    return graph.num_steps, len(graph.mm_pos), graph.max_draft
+            if n not in absent or store.failure is not None:
+                continue
+            key = store.layout.mismatch, store.layout.width
+            try:
+                graph = build_graph(group, store.layout, alike.get(key))
+            except TraceError as error:
+                store.failure = error
+                continue
+            alike.setdefault(key, graph)
+            store._write(n, graph)
 
 
 def _crc(arrays: dict[str, npt.NDArray[np.generic]]) -> int:
@@ -266,19 +312,18 @@ def _crc(arrays: dict[str, npt.NDArray[np.generic]]) -> int:
     return crc
 
 
-def _fill_file(handle: object, graph: Graph, identity: dict[bytes, bytes]) -> None:
-    arrays = {name: np.ascontiguousarray(getattr(graph, name), kind) for name, kind in ARRAYS.items()}
-    for name, other in SAME_AS.items():
-        if np.array_equal(arrays[name], arrays[other]):
-            del arrays[name]
-    about = {**identity, b"max_draft": str(graph.max_draft).encode(), b"crc32": str(_crc(arrays)).encode()}
+def _write_file(file: Path, arrays: dict[str, npt.NDArray[Any]], about: dict[bytes, bytes]) -> None:
     columns = [
         pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), pa.array(values))
         for values in arrays.values()
     ]
     batch = pa.record_batch(columns, names=list(arrays)).replace_schema_metadata(about)
-    with pa.ipc.new_file(handle, batch.schema) as writer:
-        writer.write_batch(batch)
+
+    def fill(handle: Any) -> None:
+        with pa.ipc.new_file(handle, batch.schema) as writer:
+            writer.write_batch(batch)
+
+    write_made(file, fill)
 
 
 def is_sound(graph: Graph) -> bool:
