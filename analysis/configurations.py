@@ -215,8 +215,8 @@ ASD gains where a drafter's mistakes are small and the drafter agrees with the t
   tokens this target gets none of them right under strict matching, and none or one under ASD. MT-Bench has no right
   answers.
 
-With 4 or 8 requests per task, the intervals are wide. Medusa gains less than EAGLE3 and DSpark; the order of those two
-is not settled.
+With 8 requests per task the intervals are wide, and with 4 there is none. Medusa gains less than EAGLE3 and DSpark; the
+order of those two is not settled.
 
 ## Published
 

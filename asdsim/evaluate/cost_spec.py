@@ -16,7 +16,7 @@ from ..files import Fields, read_rows, read_text, shown, to_path
 from ..trace.manifest import MANIFEST, SPEEDS, TIMING
 from .cost import PUBLISHED, Cost, fit_trace, from_rows
 from .roofline import read_roofline
-from .step_table import from_pass_rows
+from .step_table import StepTable, from_pass_rows
 
 if TYPE_CHECKING:
     from ..trace.stored import Source
@@ -41,23 +41,31 @@ def cost_of_trace(trace: Source, spec: str = "trace") -> Cost:
     """
     where = f"{trace.path}: {MANIFEST}, notes"
     notes = Fields(trace.manifest.notes, where, TraceError)
+    cost: Cost
     if spec != "trace":
         cost = read_cost(spec)
     elif notes.get(TIMING, None) is None:
         cost = fit_trace(trace)
     else:
-        timing = notes.inner(TIMING)
-        rows = timing.get("passes")
-        if not isinstance(rows, list):
-            timing.refuse("passes", "a list")
-        try:
-            cost = from_pass_rows([dict(Fields(row, timing.where, TraceError).values) for row in rows], timing.where)
-        except UsageError as error:
-            raise TraceError(error.what, where=error.where, fix="give step times with --cost FILE") from None
-        cost.source = f"{timing.text('source')} of {trace.path}"
-        cost.remarks += timing.list_of("text", "problems", [])
+        cost = _timed(notes.inner(TIMING), f"of {trace.path}")
     cost.remarks.extend(_measured(notes))
     return cost
+
+
+def _timed(timing: Fields, whose: str) -> StepTable:
+    """Return the passes that a manifest holds."""
+    rows = timing.get("passes")
+    if not isinstance(rows, list):
+        timing.refuse("passes", "a list")
+    try:
+        table = from_pass_rows([Fields(row, timing.where, TraceError).values for row in rows], timing.where)
+    except UsageError as error:
+        raise TraceError(error.what, where=error.where, fix="give step times with --cost FILE") from None
+    table.source = f"{timing.text('source')} {whose}"
+    if problems := timing.list_of("text", "problems", []):
+        table.spread = 0.0  # said below, where it is too large
+        table.remarks.append(f"speeds predicted from these passes mean little: {'; '.join(problems)}")
+    return table
 
 
 def _measured(notes: Fields) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,20 @@ def test_an_output_of_another_name_may_lie_in_a_trace(capsys, tmp_path: Path) ->
     trace = write(tmp_path / "T")
     status, _, err = run(capsys, "replay", trace, "--B", 2, "--g", 1, "--M", 1, "-o", trace / "rows.parquet")
     assert status == 0 and (trace / "rows.parquet").exists(), err
+
+
+def test_threads_that_wait_do_not_spin_unless_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set before torch loads OpenMP, which reads it once."""
+    capture = import_module("asdsim.cli.capture").command
+    option = next(param for param in capture.params if param.name == "threads")
+    with capture.make_context("capture", [], resilient_parsing=True) as context:
+        for before, loaded, after in ((None, False, "PASSIVE"), ("ACTIVE", False, "ACTIVE"), (None, True, None)):
+            monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+            if before:
+                monkeypatch.setenv("OMP_WAIT_POLICY", before)
+            modules = {name: held for name, held in sys.modules.items() if name != "torch"}
+            monkeypatch.setattr(sys, "modules", modules | ({"torch": sys} if loaded else {}))
+            assert option.callback is not None
+            option.callback(context, option, None)
+            assert os.environ.get("OMP_WAIT_POLICY") == after
+            monkeypatch.undo()
