@@ -1,7 +1,7 @@
 """Requests of a trace share the steps of a batch: an event loop over exact walks.
 
 An exact walk is a chain of steps, and nothing in it depends on the batch: the distinct chains of a trace are laid out
-once (:func:`paths_of`), and every setting is a choice of one chain per request. Settings that choose alike are simulated
+once (:func:`paths_of`), and every setting is a choice of one chain per request. Settings that choose alike are served
 once.
 
 Where the batch chooses the draft length, a walk depends on who shares its steps, and is walked here, block by block, on
