@@ -44,6 +44,8 @@ def changes(path: str, tests: str, pairs: Sequence[tuple[str, str]]) -> list[Mut
     return [Mutant(path, old, new, tests) for old, new in pairs]
 
 
+THRESHOLD = "tests/unit/test_threshold.py tests/properties/test_threshold.py"
+BY_BATCH = "tests/twins/test_by_batch.py tests/twins/test_batch.py"
 LOAD = "tests/unit/test_load_cost.py tests/unit/test_advise.py tests/unit/test_draft_length.py"
 QUALITY = "tests/unit/test_quality.py"
 STATS = "tests/unit/test_stats.py"
@@ -179,11 +181,31 @@ MUTANTS = [
     ]),
     *changes("asdsim/studies/advise.py", LOAD, [
         ("exact = walks.exact.all(axis=1)", "exact = walks.exact.any(axis=1)"),
-        ("return self.best.K if self.pays else 0", "return self.best.K"),
+        ("return self.best.length(self.batch) if self.pays else 0", "return self.best.length(self.batch)"),
         ("one_each + width * (table - one_each)", "width * table"),
     ]),
     *changes("asdsim/rules/settings.py", LOAD, [
-        ("mismatch=mismatch, width=K)", "mismatch=mismatch)"),
+        ("mismatch=mismatch, width=K,", "mismatch=mismatch,"),
+    ]),
+    *changes("asdsim/rules/scoring.py", THRESHOLD, [
+        ("value < math.log(layout.threshold)", "value <= math.log(layout.threshold)"),
+        ('np.argmax(doubted, axis=1) + (layout.stop == "after")', "np.argmax(doubted, axis=1)"),
+        ("np.cumsum(given, axis=1)", "given"),
+        ("np.where(doubted.any(axis=1), kept, length)", "kept"),
+        ("return replace(self, width=0, threshold=0.0)", "return replace(self, width=0)"),
+    ]),
+    *changes("asdsim/trace/graph.py", THRESHOLD, [
+        ("np.minimum(verified + np.int32(1), most)", "verified + np.int32(1)"),
+    ]),
+    *changes("asdsim/walk/ladder.py", BY_BATCH, [
+        ("return row % self.base, outcome", "return row, outcome"),
+        ("replace(layout, width=length or NO_DRAFT)", "replace(layout, width=length)"),
+        ("for rung in rungs:\n", "for rung in rungs[:1]:\n"),
+    ]),
+    *changes("asdsim/walk/batch.py", BY_BATCH, [
+        ("together, kept = busy, 0", "together, kept = batch, 0"),
+        ("widest = max(widest, walks.proposed[row])", "widest = max(widest, walks.drafted[row] - 1)"),
+        ("mixed = (mixed ^ (edge + 1))", "mixed = np.int64(edge + 1)"),
     ]),
     *changes("asdsim/evaluate/figures.py", QUALITY, [
         ('/ (s["tokens_strict"] / s["plain_strict"])', '/ (s["tokens"] / s["plain_strict"]) * 1.0001'),
@@ -324,7 +346,7 @@ MUTANTS = [
         ("if not 0 <= number < size:", "if not 0 <= number <= size:"),
         ('(grid, "pooled") if covered is None', '(grid, "stop") if covered is None'),
         ("off_trace=off_trace or mode, **how", "off_trace=mode, **how"),
-        ("walk_on(whole, grid.strict) if grid.layout.width else None", "None"),
+        ("walk_on(whole, grid.strict) if grid.layout.cuts else None", "None"),
         ('if frame["exact"].any() or not OFF_TRACE[self.off_trace].estimate:', 'if frame["exact"].any():'),
     ]),
     *changes("asdsim/evaluate/figures.py", RESULTS, [('if semantics == "lightllm"', 'if semantics == "core"')]),

@@ -200,6 +200,7 @@ def rule_options(
                 if upper is not None and chosen["rule"] == "asd":
                     chosen["B"] = "0"
             axes = any(chosen[name] is not None for name in ("B", "g", "M", "K", "draft_threshold"))
+            axes |= chosen["draft_stop"] != "after"
             if exact and chosen["rule"] == "asd" and not axes and not chosen["param"]:
                 grids = problems.check(_vary, varied)
             else:

@@ -155,6 +155,11 @@ def check_model(config: EngineConfig, *, vocab_size: int, num_draft_tokens: int 
             f"the policy was frozen at {width} draft tokens per step, this engine drafts {num_draft_tokens}",
             where=config.file, fix=f"set num_speculative_tokens to {width}, or calibrate at {num_draft_tokens}",
         )  # fmt: skip
+    if record.get("draft_threshold") and not is_strict(config.policy):
+        notes.append(
+            f"the policy was frozen with drafts cut at a drafter's probability of {record['draft_threshold']:g}; the "
+            "engine has to cut them, or the policy's figures are those of other drafts"
+        )
     if dtype and target.text("dtype", dtype) != dtype:
         notes.append(f"the policy was frozen on {target.text('dtype')} weights, this engine runs {dtype}")
     return notes

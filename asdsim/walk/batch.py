@@ -1,8 +1,8 @@
 """Requests of a trace share the steps of a batch: an event loop over exact walks.
 
-An exact walk is the chain of steps that leads to its last edge, so nothing is walked again: the distinct chains of a
-trace are laid out once (:func:`paths_of`), and every setting is a choice of one chain per request. Settings that choose
-alike are simulated once.
+An exact walk is a chain of steps, and nothing in it depends on the batch: the distinct chains of a trace are laid out
+once (:func:`paths_of`), and every setting is a choice of one chain per request. Settings that choose alike are served
+once.
 
 Where the batch chooses the draft length, a walk depends on who shares its steps, and is walked here, block by block, on
 a :class:`asdsim.walk.ladder.Ladder`. One loop serves both: ``row_of`` and ``take`` say what a request does next.
@@ -137,7 +137,7 @@ class Ends(NamedTuple):
 def paths_of(graph: Graph, grid: Grid, *, compiled: bool = True) -> tuple[Paths, Ints]:
     """Lay out the distinct paths of a grid's exact walks.
 
-    Walks are told apart by a hash of 64 bits over their edges: the last edge alone names the output, not the blocks
+    Walks are told apart by a hash of 63 bits over their edges: the last edge alone names the output, not the blocks
     that it came in.
 
     Parameters

@@ -12,8 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from asdsim.cli import cli
+from asdsim.cli.policy import how_to_serve
 from asdsim.errors import UsageError
 from asdsim.formats.engines import ENGINES, rates_of, settings_for
+from asdsim.rules.settings import Grid
 
 TRACE = Path(__file__).resolve().parents[2] / "traces" / "smollm2-layerskip-k4"
 
@@ -157,3 +159,17 @@ def test_policy_is_held_against_a_model(tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps({"vocab_size": 128, "architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(UsageError, match="frozen for vocabulary 96, this model has 128"):
         run("policy", path, "--model", model)
+
+
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [("after", "assistant_confidence_threshold = 0.4"), ("before", "--draft-p-min 0.4"), ("product", "")],
+)
+def test_a_policy_with_a_threshold_says_who_has_to_cut(stop: str, told: str) -> None:
+    record = {"num_draft_tokens": 7, "target": {"name": "m"}, "drafter": {"name": "eagle3:head"}, "K": 5,
+              "draft_threshold": 0.4, "draft_stop": stop}  # fmt: skip
+    policy = Grid.product(8, 0.25, 2, K=5, draft_threshold=0.4, draft_stop=stop).policy(0)
+    text = how_to_serve(policy, record, Path("policy.json"))["draft threshold"]
+    assert f"cut {stop} a probability of 0.4" in text and told in text
+    del record["draft_threshold"]
+    assert "draft threshold" not in how_to_serve(policy, record, Path("policy.json"))
