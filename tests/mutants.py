@@ -55,6 +55,7 @@ SCORERS = "tests/unit/test_scorers.py"
 PARITY = "tests/unit/test_scorer_parity.py"
 MARGIN = "tests/unit/test_margin.py"
 TASKS = "tests/capture/test_tasks.py"
+SHOTS = "tests/capture/test_shots.py"
 FIDELITY = "tests/unit/test_fidelity.py"
 CLI = "tests/cli/test_quality.py"
 RESULTS = "tests/unit/test_results.py tests/unit/test_outputs.py tests/unit/test_likelihood.py"
@@ -453,6 +454,20 @@ MUTANTS = [
         ("if value is not None} for given", "} for given"),
         ("LETTERS[answer]", "LETTERS[answer - 1]"),
         ("argument not in splits and not _is_file(argument)", "argument not in splits"),
+    ]),
+    *changes("asdsim/capture/tasks/shots.py", SHOTS, [
+        ("if pair[0] != question]", "if pair]"),
+        ('row.whole("task_id") >= 2', 'row.whole("task_id") >= 1'),
+        ('f"{seed}/{question}"', 'f"{question}"'),
+        ("group.sort(key=lambda pair: order(shots.seed, pair[0]))", "group.reverse()"),
+        ("shots.path is not None and len(names) > 1", "len(names) > 9"),
+    ]),
+    *changes("asdsim/evaluate/scorers/gsm8k.py", PARITY, [
+        ("part = number / below", "part = number"),
+        ("Decimal(whole) + part)", "Decimal(whole))"),
+    ]),
+    *changes("asdsim/evaluate/scorers/mmlu.py", PARITY, [
+        ('text.partition("\\n")[0].strip()', 'text.strip().partition("\\n")[0]'),
     ]),
     *changes("asdsim/evaluate/scorers/ifeval.py", PARITY, [
         ("return count < threshold if", "return count <= threshold if"),

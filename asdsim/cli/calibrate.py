@@ -34,6 +34,7 @@ from .quality_options import (
     note_baselines,
     plain_row,
     print_columns,
+    scorer_of,
     scoring_options,
     shown,
 )
@@ -89,8 +90,8 @@ if TYPE_CHECKING:
 )
 @click.option("--max-length-growth", type=float, help="Limit on the relative growth of length; shorter is fine.")
 @click.option("--min-accuracy", type=float, help="Least accuracy, as a share.")
-@click.option("--rank", default="token", show_default=True, metavar="token|answer",
-              help="What the fastest setting is fastest by: predicted time per token, or per answer.")  # fmt: skip
+@click.option("--rank", metavar="answer|token", show_default="answer; token without step times",
+              help="What the fastest setting is fastest by: predicted time per answer, or per token.")  # fmt: skip
 @click.option("--table", type=OutputPath(), help="Write all candidates with intervals: .parquet or .csv.")
 @cost_option
 @scoring_options
@@ -101,7 +102,7 @@ if TYPE_CHECKING:
 def command(
     calibration: Path, holdout: Path | None, split: int, output: Path, force: bool, method: str, quantile: float,
     max_regret_per_token: float | None, max_divergence: float | None, max_length_change: float | None,
-    max_accuracy_drop: float | None, max_length_growth: float | None, min_accuracy: float | None, rank: str,
+    max_accuracy_drop: float | None, max_length_growth: float | None, min_accuracy: float | None, rank: str | None,
     bound: bool, estimate: str | None, table: Path | None, cost: str,
     scoring: Scoring, resamples: int, seed: int, streaming: Streaming, as_json: bool, **asked: Any,
 ) -> None:  # fmt: skip
@@ -121,7 +122,7 @@ def command(
     )  # fmt: skip
     if any(limit is not None and not limit >= 0 for limit in most):
         raise UsageError("a limit is negative or not a number")
-    if rank not in ("token", "answer"):
+    if rank not in (None, "token", "answer"):
         raise unknown_name("rank", rank, ["token", "answer"])
     wanted = _asked(method, quantile, asked)
     from ..evaluate.quality import Evaluator
@@ -132,10 +133,10 @@ def command(
     note_unfinished(trace)
     other = streaming.open(holdout) if holdout is not None else None
     candidates = _covered(trace, asked["rule"]) if wanted is None else wanted
-    scored = max_accuracy_drop is not None or min_accuracy is not None or scoring.asked
+    asked_for = max_accuracy_drop is not None or min_accuracy is not None or scoring.asked
     model = cost_of(cost, trace)
     here, there = (
-        None if one is None else Evaluator(one, cost=model, scorer=scoring.scorer(one) if scored else None,
+        None if one is None else Evaluator(one, cost=model, scorer=(scoring.scorer if asked_for else scorer_of)(one),
                                            resamples=resamples, seed=seed)
         for one in (trace, other)
     )  # fmt: skip
@@ -157,7 +158,7 @@ def command(
     judged = "holdout" if other is not None else f"{split} parts held out in turn"
     how = f"q{100 * quantile:g} of {frozen.ratios} ratios" if method == "quantile" else ""
     _print(frozen, output, judged, how)
-    _notes(frozen, judged, estimate, scored)
+    _notes(frozen, judged, estimate)
     note_baselines(model)
 
 
@@ -241,7 +242,7 @@ def _print(frozen: Calibration, output: Path, judged: str, how: str) -> None:
     from ..studies.calibrate import HEADLINE
     from ..studies.frozen import setting_name
 
-    how = how or f"fastest of {counted(frozen.candidates, 'setting')}"
+    how = how or f"fastest per {frozen.rank} of {counted(frozen.candidates, 'setting')}"
     click.echo(f"{setting_name(frozen.grid)}: {how}, frozen in {output}")
     columns: dict[str, dict[str, Any]] = {
         f"calibration, {counted(frozen.calibration.requests[0], 'request')}": frozen.calibration.row(0)
@@ -252,7 +253,7 @@ def _print(frozen: Calibration, output: Path, judged: str, how: str) -> None:
     print_columns(columns, HEADLINE)
 
 
-def _notes(frozen: Calibration, judged: str, estimate: str | None, scored: bool) -> None:
+def _notes(frozen: Calibration, judged: str, estimate: str | None) -> None:
     """Say what the figures may be taken for."""
     from ..rules import get_rule
     from ..stats import few
@@ -264,8 +265,8 @@ def _notes(frozen: Calibration, judged: str, estimate: str | None, scored: bool)
         values = " ".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
                           for name, value in names.items())  # fmt: skip
         note(f"chosen without {counted(fold['held_out'], 'request')}: {values}")
-    if scored:
-        for name, side in sides.items():
+    for name, side in sides.items():
+        if side.scored is not None:
             note(f"{name}: {side.about_scores()}")
     if frozen.left_out:
         settings = counted(frozen.left_out, "setting")

@@ -20,7 +20,7 @@ from .common import (
     print_rows,
     with_interval,
 )
-from .quality_options import cost_of, cost_option, seed_option
+from .quality_options import cost_of, cost_option, scorer_of, seed_option
 from .streaming import Streaming, stream_options
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def command(
     model = stated_cost(draft_cost) if draft_cost is not None else None if cost == "trace" else cost_of(cost, source)
     rules = [name.strip() for name in names.split(",")] if names is not None else ["asd", *NAMES]
     comparison = compare(
-        source, rules, risk=risk, level=level, cost=model, off_trace=off_trace, device=device, threads=threads,
-        seed=seed,
+        source, rules, risk=risk, level=level, cost=model, scorer=scorer_of(source), off_trace=off_trace, device=device,
+        threads=threads, seed=seed,
     )  # fmt: skip
     title = "published settings" if level is None else f"{RISKS[risk].partition(',')[0]} <= {level:g}"
     if output is not None:
@@ -106,15 +106,19 @@ def print_table(comparison: Comparison, title: str) -> None:
     from ..stats import few
 
     click.echo(f"{title}; speed is predicted from {comparison.cost.source}")
+    scored = any(row["scored_requests"] for row in comparison.rows)
     print_rows(
         ["rule", "speed-up over the target alone, predicted", "tokens/step", "accepted/step", "over strict, 95 % (%)",
-         "tokens/answer", "regret max", "regret/token", "outputs differ (%)", "exact"],
-        [_cells(row, name_of(row), comparison.off_trace) for row in comparison.rows],
+         "tokens/answer", *(["accuracy, 95 % (%)"] if scored else []), "regret max", "regret/token",
+         "outputs differ (%)", "exact"],
+        [_cells(row, name_of(row), comparison.off_trace, scored) for row in comparison.rows],
     )  # fmt: skip
     for text in verdict(comparison):
         click.echo(text)
     for text in comparison.cost.notes():
         note(text)
+    if scored:
+        note(f"accuracy, of exact rows: {comparison.about_scores}")
     for name, reason in comparison.skipped.items():
         note(f"{name} left out: {reason}")
     if comparison.unpaired:
@@ -137,21 +141,24 @@ def print_table(comparison: Comparison, title: str) -> None:
         note(text)
 
 
-def _cells(row: dict[str, Any], name: str, off_trace: str) -> list[str]:
+def _cells(row: dict[str, Any], name: str, off_trace: str, scored: bool) -> list[str]:
     """Return a row of the table; figures that are not exact are marked."""
     exact = "yes" if row["exact"] else f"no: {'biased sample' if off_trace == 'stop' else 'estimate'}"
     if not row["exact"]:
         exact += f", exact for {100 * row['exact_share']:.0f} %"
-    gain = [row[key] for key in ("acceptance_length_gain", "gain_low", "gain_high")]
+    spans = {
+        "acceptance_length_gain": ("acceptance_length_gain", "gain_low", "gain_high"),
+        "accuracy": ("accuracy", "accuracy_low", "accuracy_high"),
+    }  # fmt: skip
     formats = {
         "predicted_speedup": ("{:.2f}", 1.0), "mean_acceptance_length": ("{:.2f}", 1.0),
         "accepted_per_proposal": ("{:.2f}", 1.0), "acceptance_length_gain": ("{:+.1f}", 100.0),
-        "tokens_per_answer": ("{:.1f}", 1.0),
+        "tokens_per_answer": ("{:.1f}", 1.0), **({"accuracy": ("{:.1f}", 100.0)} if scored else {}),
         "regret_max": ("{:.2f}", 1.0), "regret_per_token": ("{:.4f}", 1.0), "outputs_differ_share": ("{:.0f}", 100.0),
     }  # fmt: skip
     cells = []
     for key, (form, scale) in formats.items():
-        text = with_interval(gain if key == "acceptance_length_gain" else [row[key]], form, scale)
+        text = with_interval([row[end] for end in spans.get(key, (key,))], form, scale)
         # Whether an output differs is known for walks that left the trace, too.
         cells.append(text if row["exact"] or text == "-" or key == "outputs_differ_share" else f"~{text}")
     return [name, *cells, exact]

@@ -166,6 +166,23 @@ def cost_of(spec: str, trace: Source) -> Cost | None:
     return None if spec == "none" else cost_of_trace(trace, spec)
 
 
+def scorer_of(trace: Source) -> TaskScorer | None:
+    """Return what scores answers from the text that a trace holds, running no program; None where nothing can.
+
+    Says so where only a missing package or a reference stands in the way.
+    """
+    from ..evaluate.scorers import make_scorer, scorer_name
+
+    records, vocabulary = trace.request_records(), trace.vocabulary
+    if vocabulary is None or not any(scorer_name(record, {}, False) for record in records):
+        return None
+    try:
+        return make_scorer(records, vocabulary.text)
+    except UsageError as error:
+        note(f"accuracy is left out: {error}")
+        return None
+
+
 def shown(name: str, values: Any) -> str:
     """Return a figure with its interval, or a dash; see :func:`asdsim.cli.common.with_interval`."""
     label, form = FORMATS[name]

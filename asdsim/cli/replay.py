@@ -24,13 +24,14 @@ from .common import (
     rule_options,
     with_interval,
 )
-from .quality_options import cost_of, note_baselines
+from .quality_options import cost_of, note_baselines, scorer_of
 from .streaming import Streaming, stream_options
 
 if TYPE_CHECKING:
     import polars as pl
 
     from ..evaluate.cost import Cost
+    from ..evaluate.scorers import TaskScorer
     from ..result import Result
     from ..rules.settings import Grid
     from ..trace.stored import Source
@@ -49,6 +50,8 @@ SPEED = (
     "tokens_per_answer",
     "seconds_per_answer",
     "answer_speed_up",
+    "accuracy",
+    "accuracy_change",
 )
 
 
@@ -91,8 +94,8 @@ def _check_device(name: str) -> None:
     metavar="NAME|FILE",
     default="none",
     show_default=True,
-    help="Predict the speed-up over the target alone and over strict from step times: trace (its own), a published "
-    "name, or a table (CSV, JSON).",
+    help="Predict the speed-up over the target alone and over strict from step times, and show accuracy where answers "
+    "can be scored: trace (its own), a published name, or a table (CSV, JSON).",
 )
 @stream_options
 @json_option
@@ -136,17 +139,18 @@ def command(
         api.write_results(results, output)
         note(f"wrote {counted(total, 'row')} to {output}")
     model = cost_of(cost, source)
+    scorer = scorer_of(source) if model is not None and results[0].has_intervals else None
     if not results[0].has_intervals and (intervals or model is not None):
         note("no interval and no predicted speed: these need one walk per request, so --device cpu or cuda, and not "
              "pooled")  # fmt: skip
     if as_json:
         rows = [row for result in results for row in result.rows()]
         if intervals or model is not None:
-            ends = [row for result in results for row in _intervals(result, range(len(result)), model)]
+            ends = [row for result in results for row in _intervals(result, range(len(result)), model, scorer)]
             rows = [{**row, "intervals": held} for row, held in zip(rows, ends, strict=True)]
         print_json("replay", {"trace": str(trace), **results[0].provenance(), "settings": total, "rows": rows})
     else:
-        print_table(results, model)
+        print_table(results, model, scorer)
         if results[0].has_intervals:
             note_baselines(model)
 
@@ -170,7 +174,7 @@ def note_default(trace: Source, shown: Grid, mode: str) -> None:
         note(f"also covered, but not shown: {', '.join(others)}")
 
 
-def print_table(results: list[Result], cost: Cost | None = None) -> None:
+def print_table(results: list[Result], cost: Cost | None = None, scorer: TaskScorer | None = None) -> None:
     """Print the rows, and what the figures may be taken for."""
     import polars as pl
 
@@ -182,7 +186,7 @@ def print_table(results: list[Result], cost: Cost | None = None) -> None:
         best = ["exact", "mean_acceptance_length"]
         shown = frame.sort(best, descending=True, nulls_last=True).head(MAX_ROWS)
     rows = shown.to_dicts()
-    _put_intervals(results, rows, cost)
+    about = _put_intervals(results, rows, cost, scorer)
     columns = _columns(frame, rows, results[0].graph.num_requests)
     print_rows([*columns], [[cell(row) for cell in columns.values()] for row in rows], align=True)
     if len(frame) > MAX_ROWS:
@@ -197,6 +201,8 @@ def print_table(results: list[Result], cost: Cost | None = None) -> None:
         mode = OFF_TRACE[results[0].off_trace]
         note(f"exact < 1: {partly} of {counted(len(frame), 'setting')}, {mode.note}; marked {INEXACT}")
     _note_baseline(frame, results[0])
+    for text in about:
+        note(text)
     from ..stats import few
 
     sure = [row["requests"] for row in rows if row["exact"] and row["paired_requests"] == row["requests"]]
@@ -260,34 +266,58 @@ def _columns(
         "speed_up": f"predicted speed-up over {base}, 95 %",
         "tokens_per_answer": "tokens per answer, 95 %",
         "seconds_per_answer": "predicted seconds per answer, 95 %",
+        "accuracy": "accuracy (%), 95 %",
+        "accuracy_change": f"accuracy over {base} (points), 95 %",
     }
     for name, title in speeds.items():
         if any(name in row["intervals"] for row in rows):
-            columns[title] = number(name)
+            form, scale = {"accuracy": ("{:.1f}", 100.0), "accuracy_change": ("{:+.1f}", 100.0)}.get(
+                name, ("{:.3f}", 1.0)
+            )
+            columns[title] = number(name, form, scale)
     return columns
 
 
-def _intervals(result: Result, rows: Sequence[int], cost: Cost | None) -> list[dict[str, list[float] | None]]:
+def _intervals(
+    result: Result, rows: Sequence[int], cost: Cost | None, scorer: TaskScorer | None, about: set[str] | None = None
+) -> list[dict[str, list[float] | None]]:
     """Return figures of some rows with their 95 % intervals, as [value, low, high].
 
     None where a row is not exact, or has other requests than its baseline; nothing at all for pooled and the oracle.
+    ``about`` is told what accuracy stands on.
     """
     from ..evaluate.quality import Evaluator
 
     if not result.has_intervals or not result.graph.num_requests or not len(rows):
         return [{} for _ in rows]
     names = [*FIGURES, *(SPEED if cost is not None else ())]
-    evaluator = Evaluator(result.trace, cost=cost, device=result.device, graphs={result.grid.layout: result.graph})
+    evaluator = Evaluator(
+        result.trace, cost=cost, scorer=scorer, device=result.device, graphs={result.grid.layout: result.graph}
+    )  # fmt: skip
     quality = evaluator.evaluate(result.grid[rows], figures=names, off_trace=result.off_trace)
+    if about is not None and scorer is not None and quality.scored is not None:
+        about |= {quality.about_scores(row) for row in quality.exact.nonzero()[0][:1]}
     held = [quality.row(n) for n in range(len(rows))]
-    return [{name: row[name] if row[name][1] is not None else None for name in names} for row in held]
+    return [
+        {name: row[name] if row[name][1] is not None else None for name in names if name in row} for row in held
+    ]  # fmt: skip
 
 
-def _put_intervals(results: list[Result], shown: list[dict[str, Any]], cost: Cost | None) -> None:
-    """Put what has a 95 % interval into the rows of a table as ``intervals``; ``row`` counts through all results."""
-    first = 0
+def _put_intervals(
+    results: list[Result], shown: list[dict[str, Any]], cost: Cost | None, scorer: TaskScorer | None
+) -> set[str]:
+    """Put what has a 95 % interval into the rows of a table as ``intervals``; ``row`` counts through all results.
+
+    Returns
+    -------
+    set of str
+        What accuracy stands on.
+    """
+    first, about = 0, set[str]()
     for result in results:
         here = [row for row in shown if first <= row["row"] < first + len(result)]
-        for row, held in zip(here, _intervals(result, [row["row"] - first for row in here], cost), strict=True):
+        held_rows = _intervals(result, [row["row"] - first for row in here], cost, scorer, about)
+        for row, held in zip(here, held_rows, strict=True):
             row["intervals"] = {name: values for name, values in held.items() if values is not None}
         first += len(result)
+    return about

@@ -310,7 +310,7 @@ def calibrate(
     *,
     holdout: Evaluator | None = None,
     limits: Limits | None = None,
-    rank: str = "token",
+    rank: str | None = None,
     split: int = 0,
     estimated: str = "",
     progress: Callable[[int], None] | None = None,
@@ -328,8 +328,8 @@ def calibrate(
         Of other prompts, same models.
     limits : Limits, optional
         That the fastest setting must keep.
-    rank : {"token", "answer"}
-        See :func:`fastest`.
+    rank : {"token", "answer"}, optional
+        See :func:`fastest`; by default per answer, or per token where there are no step times.
     split : int
         Number of parts: each is judged under the setting chosen on the others, and the frozen setting is chosen on all.
     estimated : str
@@ -354,6 +354,8 @@ def calibrate(
     else:
         grids = [candidates] if isinstance(candidates, Grid) else list(candidates)
         tables, left_out = _candidates(evaluator, grids, off_trace, holdout, progress)
+        if rank is None:
+            rank = "answer" if all(RANKS["answer"] in table.figures for table in tables) else "token"
         n, row = fastest(tables, limits, rank)
         best = tables[n].take([row])
         calibration = Calibration(

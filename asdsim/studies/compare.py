@@ -26,6 +26,7 @@ from ..errors import TraceError, UsageError, unknown_name
 from ..evaluate.cost import Cost, CostModel, Linear
 from ..evaluate.cost_spec import cost_of_trace
 from ..evaluate.figures import FIGURES
+from ..evaluate.quality import Evaluator, Quality, Scorer
 from ..rules import NAMES, get_rule
 from ..rules.scoring import DEFAULT, Layout
 from ..rules.settings import Grid, rule_grids
@@ -51,6 +52,7 @@ REFINE = 24
 CLAIMS = (
     "mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "gain_low", "gain_high",
     "predicted_speedup", "tokens_per_answer", *RISKS, "against_asd", "against_asd_low", "against_asd_high",
+    "accuracy", "accuracy_low", "accuracy_high", "accuracy_change", "scored_requests",
 )  # fmt: skip
 """Figures of a row; all None where no request is left."""
 
@@ -118,6 +120,8 @@ class Comparison:
     off_trace : str
         Under ``stop`` each rule covers the requests that never left the trace: a biased sample, and not the same one
         for every rule. At a level, settings with such a request are not candidates.
+    about_scores : str
+        What accuracy stands on, where answers are scored.
     """
 
     rows: list[dict[str, Any]]
@@ -127,6 +131,7 @@ class Comparison:
     off_trace: str = "pooled"
     skipped: dict[str, str] = field(default_factory=dict)
     unpaired: int = 0
+    about_scores: str = ""
 
 
 class Meter:
@@ -245,6 +250,7 @@ def compare(
     risk: str = "regret_max",
     level: float | None = None,
     cost: Cost | None = None,
+    scorer: Scorer | None = None,
     off_trace: str = "pooled",
     device: str = "auto",
     threads: int = 0,
@@ -266,6 +272,8 @@ def compare(
         Match this risk; by default every rule at its published setting.
     cost : Cost, optional
         For the predicted speed; by default the trace's own, see :func:`asdsim.evaluate.cost_spec.cost_of_trace`.
+    scorer : callable, optional
+        Says whether an answer is right; rows that are exact then have an accuracy. Estimates know no answers.
     off_trace : str
         What happens at prefixes that were not captured; all but ``stop`` are estimates where ``exact_share`` is below
         1.
@@ -303,8 +311,16 @@ def compare(
         else:
             settings[name] = setting
     weights = stats.Draws(len(meter.paired), resamples, seed)
+    # Accuracy has no bootstrap, so two draws are as good as any number.
+    judge = Evaluator(trace, scorer=scorer, resamples=2, device=device, threads=threads)
     for name, setting in settings.items():
         row = _row(name, setting, meter, cost, weights)
+        if scorer is not None and row["exact"]:
+            quality = judge.evaluate(
+                setting.grid, figures=("accuracy", "accuracy_change"), requests=meter.paired.tolist()
+            )
+            row |= _accuracy(quality)
+            comparison.about_scores = quality.about_scores()
         if name != "asd" and "asd" in settings:
             row |= _against(setting, settings["asd"], off_trace, weights)
         comparison.rows.append(row)
@@ -389,6 +405,18 @@ def _row(name: str, setting: Measured, meter: Meter, cost: Cost, weights: stats.
         row[measure] = float(kept.risk(measure)[0])
     row["outputs_differ_share"] = float(setting.differs[0].mean())  # known for walks that left, too
     return row
+
+
+def _accuracy(quality: Quality) -> dict[str, Any]:
+    """Return the accuracy of an exact setting; nothing where no request is scored."""
+    values = quality.row(0)
+    if not values.get("scored_requests"):
+        return {}
+    names = ("accuracy", "accuracy_low", "accuracy_high")
+    return {
+        **dict(zip(names, values["accuracy"], strict=True)), "accuracy_change": values["accuracy_change"][0],
+        "scored_requests": values["scored_requests"],
+    }  # fmt: skip
 
 
 def _against(setting: Measured, asd: Measured, off_trace: str, weights: stats.Draws) -> dict[str, float | None]:

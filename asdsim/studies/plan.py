@@ -392,7 +392,7 @@ def _memory(
             Shard(f"{table}-00000.parquet", table, int(number / parts), int(number / parts * size[table]), "")
             for table, number in rows.items()
         ]
-        found[name] = estimated_bytes(trace.manifest.replace(shards=shards), False)
+        found[name] = estimated_bytes(trace.manifest.replace(shards=shards))
     return {**found, "shards": devices}
 
 

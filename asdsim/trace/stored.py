@@ -56,6 +56,10 @@ class Source:
         """Return the ids of all requests, in the order of capture."""
         raise NotImplementedError
 
+    def request_records(self) -> list[RequestRecord]:
+        """Return all requests as records."""
+        raise NotImplementedError
+
     def step_columns(self, names: Sequence[str]) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
         """Return some columns of ``steps`` as :meth:`Trace.column` does, and the row of each step's request."""
         raise NotImplementedError

@@ -17,8 +17,11 @@ import pytest
 
 import asdsim
 from asdsim.cli import main
+from asdsim.cli.quality_options import scorer_of
 from asdsim.errors import UsageError
+from asdsim.evaluate.quality import Evaluator
 from asdsim.live.timing import time_policy
+from asdsim.result import load
 from asdsim.rules.settings import Grid, rule_grids
 from tests.support.toymodels import ToyDrafter, ToyTarget
 from tests.support.toytrace import ToyModel, write_toy_trace
@@ -207,6 +210,26 @@ def test_replay_shows_intervals_beside_means(capsys) -> None:
     wide = ["--B", "0:8:.5", "--g", ".1:1:.1", "--M", "1,2"]
     _, out, _ = run(capsys, "replay", CAL, *wide)
     assert out.count("\n") == 26 and "tokens/step, 95 %" in out
+
+
+def test_replay_with_step_times_shows_accuracy_where_answers_can_be_scored(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("asdsim.evaluate.scorers.gsm8k.score", lambda text, reference: len(text) % 2 == 0)
+    words = ["replay", CAL, "--B", "0,8", "--g", ".5", "--M", "2"]
+    status, out, err = run(capsys, *words, "--cost", "trace")
+    assert status == 0 and "| accuracy (%), 95 % | accuracy over strict (points), 95 % |" in out
+    assert "8 of 24 requests are scored by gsm8k, strict matching gets" in err
+    _, out, _ = run(capsys, *words, "--cost", "trace", "--json")
+    strict, relaxed = (row["intervals"] for row in json.loads(out)["rows"])
+    assert relaxed["accuracy_change"][0] == pytest.approx(relaxed["accuracy"][0] - strict["accuracy"][0])
+    evaluator = Evaluator(load(CAL), scorer=scorer_of(load(CAL)))
+    row = evaluator.evaluate(Grid.product(8, 0.5, 2), figures=["accuracy"]).row(0)
+    assert relaxed["accuracy"] == row["accuracy"] and 0 < row["accuracy"][0] < 1
+    _, out, err = run(capsys, *words)
+    assert "accuracy" not in out + err  # without step times nothing is scored
+    _, out, _ = run(
+        capsys, "replay", CAL, "--B", "3", "--g", ".3", "--M", "3", "--cost", "trace", "--off-trace", "aligned"
+    )
+    assert "accuracy" not in out  # estimates know no answers
 
 
 def test_a_fold_without_a_cap_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -438,14 +461,19 @@ def test_audit_tells_whether_accuracy_stays_within_a_margin(capsys, tmp_path, wo
 def test_calibrate_ranks_by_time_per_answer_and_limits_growth_and_accuracy(capsys, tmp_path, words) -> None:
     asked = ["calibrate", CAL, *AXES, "--resamples", 50, "--json"]
     table = tmp_path / "t.parquet"
-    run(capsys, *asked, "-o", tmp_path / "a.json", "--table", table)
+    run(capsys, *asked, "-o", tmp_path / "a.json", "--table", table, "--rank", "token")
     rows = pl.read_parquet(table)
-    _, out, _ = run(capsys, *asked, "-o", tmp_path / "b.json", "--rank", "answer")
+    assert json.loads((tmp_path / "a.json").read_text())["rank"] == "token"
+    _, out, _ = run(capsys, *asked, "-o", tmp_path / "b.json")
     best = json.loads(out)["calibration"]
     assert best["answer_speed_up"]["value"] == rows["answer_speed_up"].max()
+    assert best["accuracy"]["value"] == 0 and best["scored_requests"] == 8  # from the text that the trace holds
     assert json.loads((tmp_path / "b.json").read_text())["rank"] == "answer"
+    run(capsys, *asked, "-o", tmp_path / "n.json", "--cost", "none")
+    assert json.loads((tmp_path / "n.json").read_text())["rank"] == "token"  # there is no time to rank by
     most = float(np.median(rows["length_change"]))
-    _, out, _ = run(capsys, *asked, "-o", tmp_path / "c.json", "--max-length-growth", max(most, 0.0))
+    _, out, _ = run(capsys, *asked, "-o", tmp_path / "c.json", "--rank", "token",
+                    "--max-length-growth", max(most, 0.0))  # fmt: skip
     kept = rows.filter(pl.col("length_change") <= max(most, 0.0))
     assert json.loads(out)["calibration"]["speed_up"]["value"] == kept["speed_up"].max()
     status, out, err = run(capsys, *asked, "-o", tmp_path / "d.json", "--min-accuracy", 0.5)

@@ -311,3 +311,22 @@ def test_tokens_per_answer_are_those_of_the_walk() -> None:
     walks = walk_grid(build_graph(source), Grid.product(setting["B"], setting["g"], setting["M"]), device="cpu")
     assert walks.exact.all() and rows["asd"]["tokens_per_answer"] == walks.counts[0, :, TOKENS].mean()
     assert rows["mars"]["tokens_per_answer"] > 0
+
+
+def test_rows_that_are_exact_have_an_accuracy(stored: Any) -> None:
+    def right(request: int, tokens: bytes) -> bool | None:
+        return None if request == 0 else len(tokens) % 8 == 0
+
+    found = compare(stored, ["asd", "mars", "strict"], cost=stated_cost(0.1), scorer=right, resamples=20)
+    scored = len(stored.request_ids()) - 1
+    for row in found.rows:
+        if not row["exact"]:
+            assert row["accuracy"] is None and row["scored_requests"] is None
+            continue
+        grid = Grid.product(*PUBLISHED) if row["rule"] == "asd" else rule_grids(row["rule"])[0]
+        alone = Evaluator(stored, scorer=right, resamples=20).evaluate(grid).row(0)
+        assert [row["accuracy"], row["accuracy_low"], row["accuracy_high"]] == alone["accuracy"]
+        assert row["accuracy_change"] == alone["accuracy_change"][0] and row["scored_requests"] == scored
+    assert any(row["exact"] for row in found.rows) and f"{scored} of {scored + 1} requests" in found.about_scores
+    without = compare(stored, ["asd", "strict"], cost=stated_cost(0.1), resamples=20)
+    assert all(row["accuracy"] is None for row in without.rows) and without.about_scores == ""
