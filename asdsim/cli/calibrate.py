@@ -36,6 +36,7 @@ from .quality_options import (
     scoring_options,
     shown,
 )
+from .ray_options import ray_options, walk_on
 
 if TYPE_CHECKING:
     from ..rules.settings import Grid
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
 @cost_option
 @scoring_options
 @bootstrap_options
+@ray_options(models=False)
 @json_option
 @config_option
 def command(
@@ -100,7 +102,7 @@ def command(
     max_regret_per_token: float | None, max_divergence: float | None, max_length_change: float | None,
     max_accuracy_drop: float | None, max_length_growth: float | None, min_accuracy: float | None, rank: str,
     bound: bool, estimate: str | None, table: Path | None, cost: str,
-    scoring: Scoring, resamples: int, seed: int, as_json: bool, **asked: Any,
+    scoring: Scoring, resamples: int, seed: int, as_json: bool, cluster: Any, **asked: Any,
 ) -> None:  # fmt: skip
     """Choose a setting of a rule on the trace CAL, freeze it in a file, and judge it on a holdout.
 
@@ -126,18 +128,29 @@ def command(
     from ..studies.calibrate import Limits, calibrate, policy_record
     from ..studies.frozen import write_policy
 
-    trace = api.load(calibration)
+    there_on = here_on = None
+    if cluster is None:
+        trace = api.load(calibration)
+        other = api.load(holdout) if holdout is not None else None
+    else:
+        if method == "quantile":
+            raise UsageError("--method quantile takes the whole trace at once", fix="leave --ray out")
+        here_on = walk_on(cluster, calibration, 1, timed=cost == "trace")
+        there_on = here_on.beside(holdout) if holdout is not None else None
+        trace, other = here_on.trace, there_on.trace if there_on is not None else None
     note_unfinished(trace)
-    other = api.load(holdout) if holdout is not None else None
     candidates = _covered(trace, asked["rule"]) if wanted is None else wanted
     scored = max_accuracy_drop is not None or min_accuracy is not None or scoring.asked
     model = cost_of(cost, trace)
-    here, there = (
-        None if one is None else Evaluator(one, cost=model, scorer=scoring.scorer(one) if scored else None,
-                                           resamples=resamples, seed=seed)
-        for one in (trace, other)
-    )  # fmt: skip
-    assert here is not None
+    options: dict[str, Any] = {"cost": model, "resamples": resamples, "seed": seed}
+
+    def evaluator(one: Trace, on: Any) -> Evaluator:
+        if on is not None:
+            return on.evaluator(scoring=scoring.scorer if scored else None, **options)  # type: ignore[no-any-return]
+        return Evaluator(one, scorer=scoring.scorer(one) if scored else None, **options)
+
+    here = evaluator(trace, here_on)
+    there = None if other is None else evaluator(other, there_on)
     limits = Limits(*most, bound=bound)
     total = sum(map(len, candidates)) if isinstance(candidates, list) else 1
     with progress_bar(total, "calibrate", "setting") as bar:

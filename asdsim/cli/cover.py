@@ -91,7 +91,9 @@ def command(
         else:
             from ..cluster.cover import cover_on
 
-            progress = cover_on(trace, grids, cluster, group=group or 1, **how, note=lambda text: note(f"asdsim: {text}"))
+            progress = cover_on(
+                trace, grids, cluster, group=group or 1, **how, note=lambda text: note(f"asdsim: {text}")
+            )
     row = {
         "settings": sum(map(len, grids)),
         "exact_share": progress.exact_share,

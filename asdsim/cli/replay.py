@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import UsageError
 from .common import (
     OutputPath,
     TracePath,
@@ -25,6 +26,7 @@ from .common import (
     with_interval,
 )
 from .quality_options import cost_of, note_baselines
+from .ray_options import ray_options, walk_on
 
 if TYPE_CHECKING:
     import polars as pl
@@ -93,11 +95,12 @@ def _check_device(name: str) -> None:
     help="Predict the speed-up over the target alone and over strict from step times: trace (its own), a published "
     "name, or a table (CSV, JSON).",
 )
+@ray_options(models=False)
 @json_option
 @config_option
 def command(
     trace: Path, grids: list[Grid] | None, upper: float | None, varied: dict[str, Any], off_trace: str | None,
-    device: str, threads: int, output: Path | None, intervals: bool, cost: str, as_json: bool,
+    device: str, threads: int, output: Path | None, intervals: bool, cost: str, as_json: bool, cluster: Any,
 ) -> None:  # fmt: skip
     """Walk TRACE under every combination of B, g and M, or of another rule's parameters.
 
@@ -112,7 +115,14 @@ def command(
     """
     from .. import result as api
 
-    source = api.load(trace)
+    replay_grid: Callable[..., Result] = api.replay_grid
+    if cluster is None:
+        source = api.load(trace)
+    else:
+        if upper is not None:
+            raise UsageError("--B exact takes the whole trace at once", fix="leave --ray out")
+        walking = walk_on(cluster, trace, threads, timed=cost == "trace")
+        source, replay_grid = walking.trace, walking.replay_grid
     if grids is None:
         grid, mode = api.default_settings(source, **varied)
         note_default(source, grid, off_trace or mode)
@@ -122,7 +132,7 @@ def command(
     with progress_bar(sum(map(len, chosen)), "replay", "setting") as bar:
         how: dict[str, Any] = {"off_trace": off_trace or mode, "device": device, "threads": threads, "note": note}
         if upper is None:
-            results = [api.replay_grid(source, grid, progress=bar.update, **how) for grid in chosen]
+            results = [replay_grid(source, grid, progress=bar.update, **how) for grid in chosen]
         else:
             results = [
                 result for part in chosen
@@ -181,7 +191,7 @@ def print_table(results: list[Result], cost: Cost | None = None) -> None:
         shown = frame.sort(best, descending=True, nulls_last=True).head(MAX_ROWS)
     rows = shown.to_dicts()
     _put_intervals(results, rows, cost)
-    columns = _columns(frame, rows, results[0].graph.num_requests)
+    columns = _columns(frame, rows, results[0].trace.requests.num_rows)
     print_rows([*columns], [[cell(row) for cell in columns.values()] for row in rows], align=True)
     if len(frame) > MAX_ROWS:
         order = "by B for each g and M" if thresholds else "exact and longest first"
@@ -209,7 +219,7 @@ def _note_baseline(frame: pl.DataFrame, result: Result) -> None:
         note(f"the baseline is {baseline}: no setting of this reading is strict by token id")
     unpaired = frame.filter(frame["paired_requests"] < frame["requests"])
     if len(unpaired):
-        known, all_of = max(unpaired["paired_requests"].to_list()), result.graph.num_requests
+        known, all_of = max(unpaired["paired_requests"].to_list()), result.trace.requests.num_rows
         note(f"the strict walk is captured for only {known} of {all_of} requests, so there is no gain over strict; "
              f"asdsim cover {result.trace.path} --B 0 --g 0 --M 0 adds the others")  # fmt: skip
 
@@ -270,13 +280,10 @@ def _intervals(result: Result, rows: Sequence[int], cost: Cost | None) -> list[d
 
     None where a row is not exact, or has other requests than its baseline; nothing at all for pooled and the oracle.
     """
-    from ..evaluate.quality import Evaluator
-
-    if not result.has_intervals or not result.graph.num_requests or not len(rows):
+    if not result.has_intervals or not result.trace.requests.num_rows or not len(rows):
         return [{} for _ in rows]
     names = [*FIGURES, *(SPEED if cost is not None else ())]
-    evaluator = Evaluator(result.trace, cost=cost, device=result.device, graphs={result.grid.layout: result.graph})
-    quality = evaluator.evaluate(result.grid[rows], figures=names, off_trace=result.off_trace)
+    quality = result.evaluator(cost=cost).evaluate(result.grid[rows], figures=names, off_trace=result.off_trace)
     held = [quality.row(n) for n in range(len(rows))]
     return [{name: row[name] if row[name][1] is not None else None for name in names} for row in held]
 

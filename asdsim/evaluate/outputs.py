@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -233,8 +234,12 @@ def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
     # Bonus rows hold no draft, and a token that the target rules out is never accepted: neither is ever summed.
     usable = np.isfinite(draft_logit) & (draft_logit != FORBIDDEN_LOGIT)
     draft_row = np.where(usable, draft_logit - total, 0.0)
-    of_draft = np.concatenate([[0.0], np.cumsum(draft_row)])
-    of_best = np.concatenate([[0.0], np.cumsum(best_row)])
+    # Each request by itself: how its sums round does not depend on what else the trace holds.
+    starts = pos_ptr[np.append(np.flatnonzero(np.diff(trace.step_request, prepend=-1)), len(trace.step_request))]
+    of_draft, of_best = np.zeros(len(draft_row)), np.zeros(len(draft_row))  # rows of the request before each
+    for begin, end in pairwise(starts.tolist()):
+        np.cumsum(draft_row[begin : end - 1], out=of_draft[begin + 1 : end])
+        np.cumsum(best_row[begin : end - 1], out=of_best[begin + 1 : end])
     steps = graph.num_steps
     parent = parent_rows(trace)
     taken = trace.column("steps", "parent_accepted").astype(np.int64)
@@ -244,7 +249,7 @@ def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
         if up >= 0:
             row, end = int(pos_ptr[up]), int(pos_ptr[up] + taken[step])
             before_logprob[step] = before_logprob[up] + (of_draft[end] - of_draft[row]) + best_row[end]
-            before_best[step] = before_best[up] + (of_best[end + 1] - of_best[row])
+            before_best[step] = before_best[up] + (of_best[end] - of_best[row]) + best_row[end]
     counts = np.diff(graph.mm_ptr) + 1
     step_of = np.repeat(np.arange(steps), counts)
     begin, accepted = pos_ptr[:-1][step_of], graph.edge_accepted.astype(np.int64)

@@ -289,6 +289,14 @@ class Evaluator:
             self.graph(grid.layout), grid, off_trace=off_trace, device=self.device, threads=self.threads
         )  # fmt: skip
 
+    def exact(self, grid: Grid) -> npt.NDArray[np.bool_]:
+        """Return, per setting and request (n, R), whether the walk meets captured steps only."""
+        return self.walk(grid).exact
+
+    def pairing(self, grid: Grid, rows: npt.NDArray[np.int64], off_trace: str, resamples: int) -> Pairing:
+        """Return some requests with strict matching on them, as the baseline of ``grid``."""
+        return Pairing(self, grid, rows, off_trace, resamples)
+
     def evaluate(
         self,
         grid: Grid,
@@ -316,13 +324,13 @@ class Evaluator:
             Called with the number of settings done in each chunk.
         """
         rows = np.arange(len(self.trace.request_ids())) if requests is None else np.asarray(requests, np.int64)
-        pairing = _Pairing(self, grid, rows, off_trace, resamples or self.resamples)
+        pairing = self.pairing(grid, rows, off_trace, resamples or self.resamples)
         names = pairing.allowed(figures)
         parts: list[Quality] = []
         size = pairing.settings_at_once(names)
         for first in range(0, len(grid), size):
             part = grid[first : first + size]
-            parts.append(pairing.quality(part, pairing.columns(part, self.walk(part, off_trace)), names))
+            parts.append(pairing.quality(part, pairing.columns_of(part), names))
             if progress:
                 progress(len(part))
         return Quality.concat(grid, parts)
@@ -341,8 +349,8 @@ class Evaluator:
         """
         which = np.asarray(assigned, np.int64)
         everyone = np.arange(len(which))
-        pairing = _Pairing(self, settings[0], everyone, "stop", self.resamples)
-        tables = [pairing.columns(grid, self.walk(grid)) for grid in settings]
+        pairing = self.pairing(settings[0], everyone, "stop", self.resamples)
+        tables = [pairing.columns_of(grid) for grid in settings]
         mixed = {name: np.concatenate([table[name] for table in tables])[which, everyone][None] for name in tables[0]}
         return pairing.quality(settings[0], mixed, pairing.allowed(None))
 
@@ -359,7 +367,7 @@ def strict_beside(grid: Grid) -> Grid:
 
 
 @dataclass
-class _Pairing:
+class Pairing:
     """Some requests, and strict matching on them: what every setting of one call is paired with."""
 
     evaluator: Evaluator
@@ -378,6 +386,11 @@ class _Pairing:
         self.weights = stats.resample_weights(len(self.rows), self.resamples, evaluator.seed)
         records = evaluator.trace.request_records()
         self.prompt = np.array([len(record.prompt_ids) for record in records], np.float64)[self.rows]
+        self.begin()
+
+    def begin(self) -> None:
+        """Walk under strict matching."""
+        evaluator = self.evaluator
         baseline = strict_beside(self.grid)
         walks = evaluator.walk(baseline, self.off_trace)
         if self.off_trace == "stop" and bool(walks.exact.any()):
@@ -396,17 +409,19 @@ class _Pairing:
         needed = {column for name in names for column in FIGURES[name].needs}
         return max(1, CHUNK_BYTES // (8 * (len(needed) + 4) * (self.resamples + 3 * len(self.rows))))
 
+    def columns_of(self, grid: Grid) -> Columns:
+        """Return per-request columns of the walks under a grid, and whether each walk is exact."""
+        return self.columns(grid, self.evaluator.walk(grid, self.off_trace))
+
     def columns(self, grid: Grid, walks: Walks) -> Columns:
-        """Return per-request columns of walks, and whether each walk is exact."""
-        rows, cost = self.rows, self.evaluator.cost
+        """Return what :meth:`columns_of` does, of walks at hand."""
+        rows = self.rows
         counts = walks.counts[:, rows].astype(np.float64)
         table = {name: counts[:, :, column] for name, column in COUNTS.items()}
         table["spent"] = walks.spent[:, rows]
         table["exact"] = walks.exact[:, rows].astype(np.float64)
         table["requests"] = np.ones(table["spent"].shape)
-        if cost is not None:
-            table["seconds"] = cost.seconds(table["steps"], table["drafted"], table["tokens"], self.prompt[None, :])
-            table["plain"] = cost.plain_seconds(table["tokens"], self.prompt[None, :])
+        self.add_times(table)
         if self.strict_outputs is not None:
             outputs = np.zeros((*table["spent"].shape, len(OF_OUTPUTS)))
             for n, r in enumerate(rows):
@@ -418,6 +433,13 @@ class _Pairing:
             if self.evaluator.scorer is None:
                 del table["scored"], table["correct"]
         return table
+
+    def add_times(self, table: Columns) -> None:
+        """Add predicted seconds to columns, where there is a cost model."""
+        cost = self.evaluator.cost
+        if cost is not None:
+            table["seconds"] = cost.seconds(table["steps"], table["drafted"], table["tokens"], self.prompt[None, :])
+            table["plain"] = cost.plain_seconds(table["tokens"], self.prompt[None, :])
 
     def _verdicts(self, layout: Layout, strict: list[bytes]) -> Verdicts:
         if layout not in self.verdicts:
