@@ -277,10 +277,9 @@ class Pool:
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, AsdsimError):
                 raise error.cause from None
-            if isinstance(error.cause, KeyboardInterrupt):
-                raise
+            cause = error.cause or error
             raise CaptureError(
-                f"failed on {seat.host}: {type(error.cause).__name__}: {error.cause}",
+                f"failed on {seat.host}: {type(cause).__name__}: {(str(cause).strip() or '-').splitlines()[-1]}",
                 where=f"replica {seat.number}" + (f", {items[0].label}" if items else ""),
                 fix="see the replica's log in Ray's session directory",
             ) from error

@@ -108,9 +108,7 @@ def test_replicas_of_several_gpus_lie_on_one_node(
 
 
 @pytest.mark.parametrize("group", [1, 4])
-def test_cover_equals_one_process(
-    cluster: Any, whole: Path, tmp_path: Path, run: Run, group: int
-) -> None:
+def test_cover_equals_one_process(cluster: Any, whole: Path, tmp_path: Path, run: Run, group: int) -> None:
     expected = whole / "covered"
     if group != 1:
         expected = tmp_path / "alone"
@@ -123,7 +121,9 @@ def test_cover_equals_one_process(
     assert status == 0 and row["exact_share"] == 1 and row["pairs"] == row["exact_pairs"] == 12 * LIMIT, err
     same(tmp_path / "ray", expected)
     assert row["steps_held"] == read_trace(expected).steps.num_rows
-    assert json.loads(run("cover", tmp_path / "ray", *GRID, "--ray", "local", "--json")[1])["rows"][0]["steps_added"] == 0
+    assert (
+        json.loads(run("cover", tmp_path / "ray", *GRID, "--ray", "local", "--json")[1])["rows"][0]["steps_added"] == 0
+    )
 
 
 def test_figures_equal_those_of_one_process(cluster: Any, whole: Path, tmp_path: Path, run: Run) -> None:
