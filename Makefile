@@ -5,6 +5,7 @@
 #   make gpu       the checks that need a CUDA device
 #   make engines   asdsim inside vLLM on CPU, in an environment of its own (3.4 GB on the first run)
 #   make browser   the page of asdsim report in a real browser (Debian's chromium; node for axe-core)
+#   make cluster   kill -9 of replicas, drivers and raylets of a Ray cluster (some minutes)
 #   make bench     timings beside plain Python, torch and numpy (make micro: of the walk's pieces)
 #   make docs      the site, in docs/_build; a warning or a broken link between pages is an error
 #   make mutants   would the tests notice small changes of meaning (some ten minutes; MUTANTS="studies cli" for a part)
@@ -26,15 +27,15 @@ PYTEST_ARGS ?=
 
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
 export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
-test gpu browser statistics: export OMP_NUM_THREADS := 1
+test gpu browser cluster statistics: export OMP_NUM_THREADS := 1
 # No test may reach a model hub.
-test gpu browser statistics: export HF_HUB_OFFLINE := 1
-test gpu browser statistics: export TRANSFORMERS_OFFLINE := 1
-test gpu browser statistics: export HF_DATASETS_OFFLINE := 1
+test gpu browser cluster statistics: export HF_HUB_OFFLINE := 1
+test gpu browser cluster statistics: export TRANSFORMERS_OFFLINE := 1
+test gpu browser cluster statistics: export HF_DATASETS_OFFLINE := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint docs figures gpu engines bench micro mutants statistics clean
+.PHONY: help demo test lint docs figures gpu engines cluster bench micro mutants statistics clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -69,6 +70,9 @@ browser: $(DEV_READY)
 	$(PIP) -e '.[browser]'
 	[ -e .cache/browser/node_modules/axe-core ] || npm install --silent --no-audit --no-fund --prefix .cache/browser axe-core@4
 	$(BIN)/python -m pytest tests/browser -o python_files='check_*.py' $(PYTEST_ARGS)
+
+cluster: $(DEV_READY)
+	$(BIN)/python -m pytest tests/cluster -s -o python_files='check_*.py' $(PYTEST_ARGS)
 
 statistics: $(DEV_READY)
 	$(BIN)/python -m pytest tests/statistics -s -o python_files='check_*.py' $(PYTEST_ARGS)

@@ -41,7 +41,7 @@ from .walk.sweep import Walks, choose_device, sweep, sweep_graph, walk_grid
 if TYPE_CHECKING:
     import polars as pl
 
-    from .evaluate.quality import Quality
+    from .evaluate.quality import Evaluator, Quality
 
 Axis = float | str | Iterable[float]
 
@@ -117,6 +117,7 @@ class Result:
     columns: dict[str, npt.NDArray[Any]]
     below: npt.NDArray[np.float64] | None = None
     _walker: Callable[[Grid], Walks] | None = field(default=None, repr=False)
+    _evaluator: Callable[..., Evaluator] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.grid)
@@ -348,13 +349,18 @@ class Result:
         UsageError
             On a replay that has no single walk for each request: pooled estimates, or the oracle.
         """
-        from .evaluate.quality import Evaluator
-
         if not self.has_intervals:
             raise UsageError("these figures have no interval of this kind", fix="replay on --device cpu, not pooled")
         figures = options.pop("figures", None)
-        evaluator = Evaluator(self.trace, device=self.device, graphs={self.grid.layout: self.graph}, **options)
-        return evaluator.evaluate(self.grid, figures=figures, off_trace=self.off_trace)
+        return self.evaluator(**options).evaluate(self.grid, figures=figures, off_trace=self.off_trace)
+
+    def evaluator(self, **options: Any) -> Evaluator:
+        """Return what gives figures with intervals on this trace, with the layout at hand."""
+        from .evaluate.quality import Evaluator
+
+        if self._evaluator is not None:
+            return self._evaluator(device=self.device, **options)
+        return Evaluator(self.trace, device=self.device, graphs={self.grid.layout: self.graph}, **options)
 
     def write(self, path: str | Path, provenance: dict[str, Any] | None = None) -> None:
         """Write the rows to Parquet, whole or not at all; ``provenance`` goes into the file's metadata.

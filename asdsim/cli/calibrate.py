@@ -38,12 +38,14 @@ from .quality_options import (
     scoring_options,
     shown,
 )
+from .ray_options import ray_options, walk_on
 from .streaming import Streaming, stream_options
 
 if TYPE_CHECKING:
     from ..rules.settings import Grid
     from ..studies.calibrate import Calibration, Quantile
-    from ..trace.stored import Source
+    from ..trace.groups import StreamedTrace
+    from ..trace.stored import Source, Trace
 
 
 @click.command("calibrate")
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
 @scoring_options
 @bootstrap_options
 @stream_options
+@ray_options(models=False)
 @json_option
 @config_option
 def command(
@@ -104,7 +107,7 @@ def command(
     max_regret_per_token: float | None, max_divergence: float | None, max_length_change: float | None,
     max_accuracy_drop: float | None, max_length_growth: float | None, min_accuracy: float | None, rank: str | None,
     bound: bool, estimate: str | None, table: Path | None, cost: str,
-    scoring: Scoring, resamples: int, seed: int, streaming: Streaming, as_json: bool, **asked: Any,
+    scoring: Scoring, resamples: int, seed: int, streaming: Streaming, as_json: bool, cluster: Any, **asked: Any,
 ) -> None:  # fmt: skip
     """Choose a setting of a rule on the trace CAL, freeze it in a file, and judge it on a holdout.
 
@@ -129,18 +132,32 @@ def command(
     from ..studies.calibrate import Limits, calibrate, policy_record
     from ..studies.frozen import write_policy
 
-    trace = streaming.open(calibration)
+    there_on = here_on = None
+    trace: Trace | StreamedTrace
+    other: Trace | StreamedTrace | None
+    if cluster is None:
+        trace = streaming.open(calibration)
+        other = streaming.open(holdout) if holdout is not None else None
+    else:
+        if method == "quantile":
+            raise UsageError("--method quantile takes the whole trace at once", fix="leave --ray out")
+        here_on = walk_on(cluster, calibration, 1, timed=cost == "trace")
+        there_on = here_on.beside(holdout) if holdout is not None else None
+        trace, other = here_on.trace, there_on.trace if there_on is not None else None
     note_unfinished(trace)
-    other = streaming.open(holdout) if holdout is not None else None
     candidates = _covered(trace, asked["rule"]) if wanted is None else wanted
     asked_for = max_accuracy_drop is not None or min_accuracy is not None or scoring.asked
     model = cost_of(cost, trace)
-    here, there = (
-        None if one is None else Evaluator(one, cost=model, scorer=(scoring.scorer if asked_for else scorer_of)(one),
-                                           resamples=resamples, seed=seed)
-        for one in (trace, other)
-    )  # fmt: skip
-    assert here is not None
+    options: dict[str, Any] = {"cost": model, "resamples": resamples, "seed": seed}
+    make_scorer = scoring.scorer if asked_for else scorer_of
+
+    def evaluator(one: Trace | StreamedTrace, on: Any) -> Evaluator:
+        if on is not None:
+            return on.evaluator(scoring=make_scorer, **options)  # type: ignore[no-any-return]
+        return Evaluator(one, scorer=make_scorer(one), **options)
+
+    here = evaluator(trace, here_on)
+    there = None if other is None else evaluator(other, there_on)
     limits = Limits(*most, bound=bound)
     total = sum(map(len, candidates)) if isinstance(candidates, list) else 1
     with progress_bar(total, "calibrate", "setting") as bar:

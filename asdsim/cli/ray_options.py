@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import UsageError
 from .command import THREADS
+from .common import note
+
+if TYPE_CHECKING:
+    from ..cluster.pool import Where
+    from ..cluster.walk import Scoring, Walking
 
 
 def ray_options(models: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -53,3 +60,13 @@ def ray_options(models: bool = True) -> Callable[[Callable[..., Any]], Callable[
         return with_options
 
     return add
+
+
+def walk_on(cluster: Where, trace: Path, threads: int, *, timed: bool, scoring: Scoring | None = None) -> Walking:
+    """Return a trace that a cluster walks until the command ends; see :class:`asdsim.cluster.walk.Walking`."""
+    from ..cluster.walk import Walking
+
+    where = replace(cluster, threads=threads or 1)
+    return click.get_current_context().with_resource(
+        Walking(trace, where, lambda text: note(f"asdsim: {text}"), timed, scoring)
+    )  # fmt: skip

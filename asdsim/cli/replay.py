@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import UsageError
 from .common import (
     OutputPath,
     TracePath,
@@ -25,6 +26,7 @@ from .common import (
     with_interval,
 )
 from .quality_options import cost_of, note_baselines, scorer_of
+from .ray_options import ray_options, walk_on
 from .streaming import Streaming, stream_options
 
 if TYPE_CHECKING:
@@ -98,11 +100,13 @@ def _check_device(name: str) -> None:
     "can be scored: trace (its own), a published name, or a table (CSV, JSON).",
 )
 @stream_options
+@ray_options(models=False)
 @json_option
 @config_option
 def command(
     trace: Path, grids: list[Grid] | None, upper: float | None, varied: dict[str, Any], off_trace: str | None,
     device: str, threads: int, output: Path | None, intervals: bool, cost: str, streaming: Streaming, as_json: bool,
+    cluster: Any,
 ) -> None:  # fmt: skip
     """Walk TRACE under every combination of B, g and M, or of another rule's parameters.
 
@@ -117,7 +121,15 @@ def command(
     """
     from .. import result as api
 
-    source = streaming.open(trace)
+    source: Source
+    replay_grid: Callable[..., Result] = api.replay_grid
+    if cluster is None:
+        source = streaming.open(trace)
+    else:
+        if upper is not None:
+            raise UsageError("--B exact takes the whole trace at once", fix="leave --ray out")
+        walking = walk_on(cluster, trace, threads, timed=cost == "trace", scoring=scorer_of)
+        source, replay_grid = walking.trace, walking.replay_grid
     if grids is None:
         grid, mode = api.default_settings(source, **varied)
         note_default(source, grid, off_trace or mode)
@@ -127,7 +139,7 @@ def command(
     with progress_bar(sum(map(len, chosen)), "replay", "setting") as bar:
         how: dict[str, Any] = {"off_trace": off_trace or mode, "device": device, "threads": threads, "note": note}
         if upper is None:
-            results = [api.replay_grid(source, grid, progress=bar.update, **how) for grid in chosen]
+            results = [replay_grid(source, grid, progress=bar.update, **how) for grid in chosen]
         else:
             results = [
                 result for part in chosen
@@ -187,7 +199,7 @@ def print_table(results: list[Result], cost: Cost | None = None, scorer: TaskSco
         shown = frame.sort(best, descending=True, nulls_last=True).head(MAX_ROWS)
     rows = shown.to_dicts()
     about = _put_intervals(results, rows, cost, scorer)
-    columns = _columns(frame, rows, results[0].graph.num_requests)
+    columns = _columns(frame, rows, results[0].trace.num_requests)
     print_rows([*columns], [[cell(row) for cell in columns.values()] for row in rows], align=True)
     if len(frame) > MAX_ROWS:
         order = "by B for each g and M" if thresholds else "exact and longest first"
@@ -217,7 +229,7 @@ def _note_baseline(frame: pl.DataFrame, result: Result) -> None:
         note(f"the baseline is {baseline}: no setting of this reading is strict by token id")
     unpaired = frame.filter(frame["paired_requests"] < frame["requests"])
     if len(unpaired):
-        known, all_of = max(unpaired["paired_requests"].to_list()), result.graph.num_requests
+        known, all_of = max(unpaired["paired_requests"].to_list()), result.trace.num_requests
         note(f"the strict walk is captured for only {known} of {all_of} requests, so there is no gain over strict; "
              f"asdsim cover {result.trace.path} --B 0 --g 0 --M 0 adds the others")  # fmt: skip
 
@@ -286,14 +298,10 @@ def _intervals(
     None where a row is not exact, or has other requests than its baseline; nothing at all for pooled and the oracle.
     ``about`` is told what accuracy stands on.
     """
-    from ..evaluate.quality import Evaluator
-
-    if not result.has_intervals or not result.graph.num_requests or not len(rows):
+    if not result.has_intervals or not result.trace.num_requests or not len(rows):
         return [{} for _ in rows]
     names = [*FIGURES, *(SPEED if cost is not None else ())]
-    evaluator = Evaluator(
-        result.trace, cost=cost, scorer=scorer, device=result.device, graphs={result.grid.layout: result.graph}
-    )  # fmt: skip
+    evaluator = result.evaluator(cost=cost, scorer=scorer)
     quality = evaluator.evaluate(result.grid[rows], figures=names, off_trace=result.off_trace)
     if about is not None and scorer is not None and quality.scored is not None:
         about |= {quality.about_scores(row) for row in quality.exact.nonzero()[0][:1]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,7 @@ from .common import (
     rule_options,
     threads_option,
 )
+from .ray_options import ray_options
 
 if TYPE_CHECKING:
     from ..rules.settings import Grid
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
 @click.option("--target", help="Where the target is now, if not under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
 @click.option("--offline", is_flag=True, help="Use only files on this machine.")
+@ray_options()
 @threads_option
 @json_option
 @config_option
 def command(
     trace: Path, grids: list[Grid] | None, sample: int | None, seed: int,
     near_tie: float | None, target: str | None, drafter: str | None, offline: bool, as_json: bool,
+    cluster: Any,
 ) -> int:  # fmt: skip
     """Decode live under the rule and compare with the walk of TRACE, token for token.
 
@@ -51,18 +54,24 @@ def command(
         raise UsageError(f"--sample {sample} is below 1", fix="give at least 1")
     if near_tie is not None and not near_tie >= 0:
         raise UsageError(f"--near-tie {near_tie} is not a margin", fix="give a number >= 0, in logits")
-    from ..live.verify import verify_trace
-
     with progress_bar(1, "verify", "pair") as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        found = verify_trace(
-            trace, grids, sample=sample, seed=seed, near_tie=near_tie, target=target, drafter=drafter, offline=offline,
-            progress=progress,
-        )  # fmt: skip
+        how: dict[str, Any] = {
+            "sample": sample, "seed": seed, "near_tie": near_tie, "target": target, "drafter": drafter,
+            "offline": offline, "progress": progress,
+        }  # fmt: skip
+        if cluster is None:
+            from ..live.verify import verify_trace
+
+            found = verify_trace(trace, grids, **how)
+        else:
+            from ..cluster.verify import verify_on
+
+            found = verify_on(trace, grids, cluster, **how, note=lambda text: note(f"asdsim: {text}"))
     near = len(found.differences) - len(found.real)
     if as_json:
         rows = [

@@ -22,6 +22,8 @@ DEATHS = 3
 GRACE_SECONDS = 60.0
 """How long replicas may take to hand in what is finished after Ctrl-C."""
 LINE_SECONDS = 60.0
+STARTS = 3
+"""How often to try to start a cluster for one command."""
 LOCAL_STORE = 128 << 20
 """Bytes of the object store of a cluster that is started for one command."""
 
@@ -171,8 +173,8 @@ class Pool:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         gpus, number = share_of(self.where, ray.nodes())
-        self.note(f"ray: {number} replica{'' if number == 1 else 's'}, each with "
-                  + (f"{gpus} GPU{'' if gpus == 1 else 's'}" if gpus else f"{self.where.threads} CPU threads"))  # fmt: skip
+        share = _counted(gpus, "GPU") if gpus else _counted(self.where.threads, "CPU thread")
+        self.note(f"ray: {_counted(number, 'replica')} of {share}")
         actor = ray.remote(concurrency_groups={"control": 1})(self.kind)
         for n in range(number):
             options: dict[str, Any] = {
@@ -189,8 +191,15 @@ class Pool:
     def call(self, method: str, *args: Any) -> Any:
         """Return what a method of some replica returns."""
         answers: list[Any] = []
-        self._run(deque([Item(args, method)]), lambda seat, items: getattr(seat.actor, method).remote(*items[0].payload),
-                  lambda items, answer: answers.append(answer) or 1)  # fmt: skip
+
+        def submit(seat: Seat, items: list[Item]) -> Any:
+            return getattr(seat.actor, method).remote(*items[0].payload)
+
+        def done(_: list[Item], answer: Any) -> int:
+            answers.append(answer)
+            return 1
+
+        self._run(deque([Item(args, method)]), submit, done)
         return answers[0] if answers else None
 
     def run(
@@ -216,7 +225,10 @@ class Pool:
             What a replica raised; or if replicas die again and again.
         """
         self._run(
-            deque(items), lambda seat, some: seat.actor.work.remote([item.payload for item in some], *more()), done, most
+            deque(items),
+            lambda seat, some: seat.actor.work.remote([item.payload for item in some], *more()),
+            done,
+            most,
         )
 
     def _run(
@@ -265,10 +277,9 @@ class Pool:
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, AsdsimError):
                 raise error.cause from None
-            if isinstance(error.cause, KeyboardInterrupt):
-                raise
+            cause = error.cause or error
             raise CaptureError(
-                f"failed on {seat.host}: {type(error.cause).__name__}: {error.cause}",
+                f"failed on {seat.host}: {type(cause).__name__}: {(str(cause).strip() or '-').splitlines()[-1]}",
                 where=f"replica {seat.number}" + (f", {items[0].label}" if items else ""),
                 fix="see the replica's log in Ray's session directory",
             ) from error
@@ -315,6 +326,10 @@ class Pool:
                 self.note(seat.line(now))
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def connect(where: Where) -> bool:
     """Connect to a cluster, or start one; return whether there was no connection before.
 
@@ -338,14 +353,20 @@ def connect(where: Where) -> bool:
     if where.address == "local":
         cores = max(os.cpu_count() or 1, where.threads * (where.replicas or 1))
         how |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": LOCAL_STORE}
-    try:
-        ray.init(address=where.address, **how)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        raise UsageError(
-            f"no cluster answers: {str(error).splitlines()[0]}", where=f"--ray {where.address}",
-            fix="start one with ray start --head, or give its address, or local",
-        ) from None  # fmt: skip
-    return True
+    for attempt in range(STARTS):
+        try:
+            ray.init(address=where.address, **how)
+            return True
+        except Exception as error:  # Ray raises bare ones, also where a busy machine starts its processes too slowly
+            ray.shutdown()
+            if where.address == "local" and attempt + 1 < STARTS:
+                continue
+            raise UsageError(
+                f"no cluster answers: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                where=f"--ray {where.address}", fix="give local, or the address that ray start --head printed; "
+                "where the cluster asks for tokens, set RAY_AUTH_MODE=token",
+            ) from None  # fmt: skip
+    raise AssertionError
 
 
 def share_of(where: Where, nodes: Sequence[dict[str, Any]]) -> tuple[int, int]:

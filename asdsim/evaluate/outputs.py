@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -198,15 +199,12 @@ class EdgeTable:
         Natural log-probability of the tokens under the target, greedy rows taken as they were recorded, in nats.
     best : float64 (E,)
         The same sum with the target's choice at every position in place of the token taken.
-    after : (float, float)
-        Running sums behind the last row, for the group of requests that follows.
     """
 
     trace: StepTables
     graph: Graph
     logprob: Floats
     best: Floats
-    after: tuple[float, float] = (0.0, 0.0)
 
     @property
     def shortfall(self) -> Floats:
@@ -220,15 +218,13 @@ class EdgeTable:
         return np.array(edge_tokens(self.trace, self.graph, edge), "<i4").tobytes()
 
 
-def edge_table(trace: StepTables, graph: Graph, before: tuple[float, float] = (0.0, 0.0)) -> EdgeTable:
+def edge_table(trace: StepTables, graph: Graph) -> EdgeTable:
     """Sum log-probabilities along the recorded steps.
 
     Parameters
     ----------
     trace, graph
         A trace and its layout, of any rule.
-    before : (float, float)
-        ``after`` of the group of requests before, so that sums round as in the whole trace.
     """
     pos_ptr = trace.pos_ptr
     draft_logit = trace.column("positions", "draft_logit").astype(np.float64)
@@ -238,8 +234,12 @@ def edge_table(trace: StepTables, graph: Graph, before: tuple[float, float] = (0
     # Bonus rows hold no draft, and a token that the target rules out is never accepted: neither is ever summed.
     usable = np.isfinite(draft_logit) & (draft_logit != FORBIDDEN_LOGIT)
     draft_row = np.where(usable, draft_logit - total, 0.0)
-    of_draft = np.cumsum(np.concatenate([[before[0]], draft_row]))
-    of_best = np.cumsum(np.concatenate([[before[1]], best_row]))
+    # Each request by itself: how its sums round does not depend on what else the trace holds.
+    starts = pos_ptr[np.append(np.flatnonzero(np.diff(trace.step_request, prepend=-1)), len(trace.step_request))]
+    of_draft, of_best = np.zeros(len(draft_row)), np.zeros(len(draft_row))  # rows of the request before each
+    for begin, end in pairwise(starts.tolist()):
+        np.cumsum(draft_row[begin : end - 1], out=of_draft[begin + 1 : end])
+        np.cumsum(best_row[begin : end - 1], out=of_best[begin + 1 : end])
     steps = graph.num_steps
     parent = parent_rows(trace)
     taken = trace.column("steps", "parent_accepted").astype(np.int64)
@@ -249,7 +249,7 @@ def edge_table(trace: StepTables, graph: Graph, before: tuple[float, float] = (0
         if up >= 0:
             row, end = int(pos_ptr[up]), int(pos_ptr[up] + taken[step])
             before_logprob[step] = before_logprob[up] + (of_draft[end] - of_draft[row]) + best_row[end]
-            before_best[step] = before_best[up] + (of_best[end + 1] - of_best[row])
+            before_best[step] = before_best[up] + (of_best[end] - of_best[row]) + best_row[end]
     counts = np.diff(graph.mm_ptr) + 1
     step_of = np.repeat(np.arange(steps), counts)
     begin, accepted = pos_ptr[:-1][step_of], graph.edge_accepted.astype(np.int64)
@@ -258,7 +258,7 @@ def edge_table(trace: StepTables, graph: Graph, before: tuple[float, float] = (0
     extra = np.where(corrected, best_row[last], 0.0) if len(best_row) else np.zeros(0)
     logprob = before_logprob[step_of] + of_draft[begin + accepted] - of_draft[begin] + extra
     best = before_best[step_of] + of_best[begin + accepted] - of_best[begin] + extra
-    return EdgeTable(trace, graph, logprob, best, (float(of_draft[-1]), float(of_best[-1])))
+    return EdgeTable(trace, graph, logprob, best)
 
 
 def apart(strict: bytes, other: bytes) -> tuple[int, float]:

@@ -297,18 +297,28 @@ class Evaluator:
         if isinstance(self.trace, Trace):
             yield slice(0, self.trace.num_requests), 0, self.edges(layout)
             return
-        before, first_edge = (0.0, 0.0), 0
+        first_edge = 0
         for group in self.trace.groups():
             graph = build_graph(group, layout)
-            table = edge_table(group, graph, before)
-            yield slice(group.first, group.first + group.num_requests), first_edge, table
-            before, first_edge = table.after, first_edge + len(graph.edge_next)
+            yield slice(group.first, group.first + group.num_requests), first_edge, edge_table(group, graph)
+            first_edge += len(graph.edge_next)
 
     def walk(self, grid: Grid, off_trace: str = "stop") -> Walks:
         """Walk every request under every setting."""
         return walk_grid(
             self.graph(grid.layout), grid, off_trace=off_trace, device=self.device, threads=self.threads
         )  # fmt: skip
+
+    def exact(self, grid: Grid) -> npt.NDArray[np.bool_]:
+        """Return, per setting and request (n, R), whether the walk meets captured steps only."""
+        return self.walk(grid).exact
+
+    def pairing(
+        self, grid: Grid, rows: npt.NDArray[np.int64], off_trace: str, resamples: int,
+        wanted: Sequence[str] | None = None,
+    ) -> Pairing:  # fmt: skip
+        """Return some requests with strict matching on them, as the baseline of ``grid``."""
+        return Pairing(self, grid, rows, off_trace, resamples, wanted)
 
     def evaluate(
         self,
@@ -337,13 +347,13 @@ class Evaluator:
             Called with the number of settings done in each chunk.
         """
         rows = np.arange(self.trace.num_requests) if requests is None else np.asarray(requests, np.int64)
-        pairing = _Pairing(self, grid, rows, off_trace, resamples or self.resamples, figures)
+        pairing = self.pairing(grid, rows, off_trace, resamples or self.resamples, figures)
         names = pairing.allowed(figures)
         parts: list[Quality] = []
         size = pairing.settings_at_once(names)
         for first in range(0, len(grid), size):
             part = grid[first : first + size]
-            parts.append(pairing.quality(part, pairing.columns(part, self.walk(part, off_trace)), names))
+            parts.append(pairing.quality(part, pairing.columns_of(part), names))
             if progress:
                 progress(len(part))
         return Quality.concat(grid, parts)
@@ -362,8 +372,8 @@ class Evaluator:
         """
         which = np.asarray(assigned, np.int64)
         everyone = np.arange(len(which))
-        pairing = _Pairing(self, settings[0], everyone, "stop", self.resamples)
-        tables = [pairing.columns(grid, self.walk(grid)) for grid in settings]
+        pairing = self.pairing(settings[0], everyone, "stop", self.resamples)
+        tables = [pairing.columns_of(grid) for grid in settings]
         mixed = {name: np.concatenate([table[name] for table in tables])[which, everyone][None] for name in tables[0]}
         return pairing.quality(settings[0], mixed, pairing.allowed(None))
 
@@ -380,7 +390,7 @@ def strict_beside(grid: Grid) -> Grid:
 
 
 @dataclass
-class _Pairing:
+class Pairing:
     """Some requests, and strict matching on them: what every setting of one call is paired with."""
 
     evaluator: Evaluator
@@ -399,6 +409,11 @@ class _Pairing:
         evaluator = self.evaluator
         self.weights = stats.Draws(len(self.rows), self.resamples, evaluator.seed)
         self.prompt = evaluator.trace.prompt_tokens.astype(np.float64)[self.rows]
+        self.begin()
+
+    def begin(self) -> None:
+        """Walk under strict matching."""
+        evaluator = self.evaluator
         baseline = strict_beside(self.grid)
         walks = evaluator.walk(baseline, self.off_trace)
         if self.off_trace == "stop" and bool(walks.exact.any()) and self._of_outputs():
@@ -429,17 +444,19 @@ class _Pairing:
         room = CHUNK_BYTES if isinstance(trace, Trace) else int(trace.room / 2)
         return max(1, room // (8 * (len(needed) + 4) * (self.resamples + 3 * len(self.rows))))
 
+    def columns_of(self, grid: Grid) -> Columns:
+        """Return per-request columns of the walks under a grid, and whether each walk is exact."""
+        return self.columns(grid, self.evaluator.walk(grid, self.off_trace))
+
     def columns(self, grid: Grid, walks: Walks) -> Columns:
-        """Return per-request columns of walks, and whether each walk is exact."""
-        rows, cost = self.rows, self.evaluator.cost
+        """Return what :meth:`columns_of` does, of walks at hand."""
+        rows = self.rows
         counts = walks.counts[:, rows].astype(np.float64)
         table = {name: counts[:, :, column] for name, column in COUNTS.items()}
         table["spent"] = walks.spent[:, rows]
         table["exact"] = walks.exact[:, rows].astype(np.float64)
         table["requests"] = np.ones(table["spent"].shape)
-        if cost is not None:
-            table["seconds"] = cost.seconds(table["steps"], table["drafted"], table["tokens"], self.prompt[None, :])
-            table["plain"] = cost.plain_seconds(table["tokens"], self.prompt[None, :])
+        self.add_times(table)
         if self.strict_outputs is not None:
             outputs = np.zeros((*table["spent"].shape, len(OF_OUTPUTS)))
             for part, verdicts in self._verdicts(grid.layout, self.strict_outputs):
@@ -452,6 +469,13 @@ class _Pairing:
             if self.evaluator.scorer is None:
                 del table["scored"], table["correct"]
         return table
+
+    def add_times(self, table: Columns) -> None:
+        """Add predicted seconds to columns, where there is a cost model."""
+        cost = self.evaluator.cost
+        if cost is not None:
+            table["seconds"] = cost.seconds(table["steps"], table["drafted"], table["tokens"], self.prompt[None, :])
+            table["plain"] = cost.plain_seconds(table["tokens"], self.prompt[None, :])
 
     def _verdicts(self, layout: Layout, strict: list[bytes]) -> Iterator[tuple[slice, Verdicts]]:
         """Yield the requests of each part of the trace, and what is known of their outputs."""

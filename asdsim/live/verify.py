@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,9 @@ from ..trace.graph import build_graph
 
 if TYPE_CHECKING:
     from ..capture.verify import Difference
+    from ..rules.settings import Policy
+    from ..trace.manifest import Manifest
+    from ..trace.reader import Trace
 
 
 @dataclass
@@ -40,6 +43,15 @@ class Verification:
     identical: int = 0
     differences: list[Difference] = field(default_factory=list)
     threshold: float = 0.0
+
+    def count(self, outcome: Difference | bool) -> None:
+        """Add what became of one pair; see :func:`compared`."""
+        if outcome is True:
+            self.identical += 1
+        elif outcome is False:
+            self.not_captured += 1
+        else:
+            self.differences.append(outcome)
 
     @property
     def real(self) -> list[Difference]:
@@ -84,43 +96,59 @@ def verify_trace(
     UsageError
         If no grid is given and none is covered.
     """
+    from ..capture.reload import load_pair
     from ..result import load
-    from ..trace.tokens import edge_tokens
-    from ..walk.path import visits
 
     trace = load(path)
-    chosen = grids if grids is not None else covered_grids(trace.manifest.grids) or [covered_settings(trace)]
-    graphs = {layout: build_graph(trace, layout) for layout in {grid.layout for grid in chosen}}
-    records = trace.request_records()
-    policies = list(dict.fromkeys(grid.policy(n) for grid in chosen for n in range(len(grid))))
-    pairs = [(r, policy) for policy in policies for r in range(len(records))]
-    if sample is not None and sample < len(pairs):
-        picks = np.random.default_rng(seed).choice(len(pairs), sample, replace=False)
-        pairs = [pairs[n] for n in sorted(picks.tolist())]
-    from ..capture.reload import load_pair
-    from ..capture.verify import NEAR_TIE, Case, verify
-
+    pairs = pairs_of(trace, grids, sample, seed)
     at_hand = models or load_pair(trace.manifest, target=target, drafter=drafter, offline=offline)
-    found = Verification(pairs=len(pairs), threshold=NEAR_TIE.get(trace.manifest.logits_dtype, 1e-3))
-    if near_tie is not None:
-        found.threshold = near_tie
-    for done, (r, policy) in enumerate(pairs, start=1):
-        graph = graphs[policy.layout]
-        walk = visits(graph, policy, r)
-        if not walk.exact:
-            found.not_captured += 1
-        else:
-            steps = {step.step_id: step for step in trace.steps_of(records[r].request_id)}
-            ids = trace.column("steps", "step_id")
-            case = Case(
-                records[r], policy, edge_tokens(trace, graph, walk.visits[-1].edge) if walk.visits else [],
-                [(steps[int(ids[visit.step])], visit.accepted, visit.closeness) for visit in walk.visits],
-            )  # fmt: skip
-            for difference in verify(*at_hand, trace.manifest.num_draft_tokens, [case], found.threshold):
-                if difference is None:
-                    found.identical += 1
-                else:
-                    found.differences.append(difference)
+    found = Verification(pairs=len(pairs), threshold=threshold_of(trace.manifest, near_tie))
+    for done, outcome in enumerate(compared(trace, at_hand, pairs, found.threshold), start=1):
+        found.count(outcome)
         if progress:
             progress(done, len(pairs))
     return found
+
+
+def threshold_of(manifest: Manifest, near_tie: float | None) -> float:
+    """Return the margin under which a difference counts as a near-tie, in logits."""
+    from ..capture.verify import NEAR_TIE
+
+    return NEAR_TIE.get(manifest.logits_dtype, 1e-3) if near_tie is None else near_tie
+
+
+def pairs_of(trace: Trace, grids: list[Grid] | None, sample: int | None, seed: int) -> list[tuple[int, Policy]]:
+    """Return the (request, setting) pairs to verify; of the trace only its manifest and requests are looked at."""
+    chosen = grids if grids is not None else covered_grids(trace.manifest.grids) or [covered_settings(trace)]
+    policies = list(dict.fromkeys(grid.policy(n) for grid in chosen for n in range(len(grid))))
+    pairs = [(r, policy) for policy in policies for r in range(trace.requests.num_rows)]
+    if sample is not None and sample < len(pairs):
+        picks = np.random.default_rng(seed).choice(len(pairs), sample, replace=False)
+        pairs = [pairs[n] for n in sorted(picks.tolist())]
+    return pairs
+
+
+def compared(
+    trace: Trace, models: tuple[Any, Any], pairs: Sequence[tuple[int, Policy]], threshold: float
+) -> Iterator[Difference | bool]:
+    """Yield, of each pair, its difference; True where there is none, False where the walk leaves the trace."""
+    from ..capture.verify import Case, verify
+    from ..trace.tokens import edge_tokens
+    from ..walk.path import visits
+
+    graphs = {layout: build_graph(trace, layout) for layout in {policy.layout for _, policy in pairs}}
+    records = trace.request_records()
+    for r, policy in pairs:
+        graph = graphs[policy.layout]
+        walk = visits(graph, policy, r)
+        if not walk.exact:
+            yield False
+            continue
+        steps = {step.step_id: step for step in trace.steps_of(records[r].request_id)}
+        ids = trace.column("steps", "step_id")
+        case = Case(
+            records[r], policy, edge_tokens(trace, graph, walk.visits[-1].edge) if walk.visits else [],
+            [(steps[int(ids[visit.step])], visit.accepted, visit.closeness) for visit in walk.visits],
+        )  # fmt: skip
+        for difference in verify(*models, trace.manifest.num_draft_tokens, [case], threshold):
+            yield True if difference is None else difference

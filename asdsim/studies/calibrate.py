@@ -404,14 +404,14 @@ def _candidates(
 
 def _strict_missing(evaluator: Evaluator, grid: Grid) -> str:
     """Say so where strict matching, the baseline of every figure, is not captured."""
-    missing = int((~evaluator.walk(strict_beside(grid)).exact[0]).sum())
+    missing = int((~evaluator.exact(strict_beside(grid))[0]).sum())
     return f": the strict walk of {missing} requests is not captured" if missing else ""
 
 
 def _exact_on(evaluator: Evaluator, grid: Grid) -> npt.NDArray[np.bool_]:
     """Return, per setting, whether its walks and the strict ones are exact for every request."""
-    strict = evaluator.walk(strict_beside(grid)).exact
-    return np.asarray((evaluator.walk(grid).exact & strict).all(axis=1)) if len(grid) else np.zeros(0, bool)
+    strict = evaluator.exact(strict_beside(grid))
+    return np.asarray((evaluator.exact(grid) & strict).all(axis=1)) if len(grid) else np.zeros(0, bool)
 
 
 def _need_exact(quality: Quality, trace: Source, off_trace: str) -> None:

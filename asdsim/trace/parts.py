@@ -23,7 +23,7 @@ from ..errors import TraceError
 from ..files import shown
 from .manifest import NEXT_SHARD, PLANNED, Manifest, Shard
 from .reader import Part, Trace, build_trace, load_manifest, read_shard
-from .schema import TABLES
+from .schema import table_schema
 from .sizes import RESTORE
 from .tables import to_numpy
 from .writer import TraceWriter
@@ -193,24 +193,39 @@ class PlacesOf:
         TraceError
             As :func:`asdsim.trace.reader.read_trace`.
         """
+        steps, positions = self._kept("steps"), self._kept("positions")
+        manifest = self.manifest.replace(notes={**self.manifest.notes, PLANNED: len(self.ids)})
+        return build_trace(
+            self.folder, manifest, self._requests(), steps, positions,
+            rows=sum(part.table.num_rows for part in positions),
+        )  # fmt: skip
+
+    def read_requests(self) -> pa.Table:
+        """Return the rows of ``requests`` alone, in order."""
+        parts = self._requests()
+        table = pa.concat_tables([part.table for part in parts]) if parts else table_schema("requests").empty_table()
+        return table.sort_by("request_index").combine_chunks()
+
+    def _kept(self, table: str) -> list[Part]:
+        """Return the rows of these requests in one table."""
         known = {name: n for n, name in enumerate(self.ids)}
-        kept: dict[str, list[Part]] = {table: [] for table in TABLES}
-        for shard in self.manifest.shards:
+        kept = []
+        for shard in self.manifest.shards_of(table):
             for part in read_shard(self.folder, shard, self.manifest.top_k, True):
                 rows = np.flatnonzero(_places(part.table["request_id"], known) >= 0)
                 if len(rows):
-                    kept[shard.table].append(Part(part.table.take(pa.array(rows)), shard.name))
-        renumbered = []
-        for part in kept["requests"]:
+                    kept.append(Part(part.table.take(pa.array(rows)), shard.name))
+        return kept
+
+    def _requests(self) -> list[Part]:
+        """Return the rows of ``requests``, numbered from 0."""
+        known = {name: n for n, name in enumerate(self.ids)}
+        parts = []
+        for part in self._kept("requests"):
             at = part.table.schema.get_field_index("request_index")
             places = pa.array(_places(part.table["request_id"], known))
-            renumbered.append(Part(part.table.set_column(at, part.table.schema.field(at), places), part.shard))
-        manifest = self.manifest.replace(notes={**self.manifest.notes, PLANNED: len(self.ids)})
-        positions = kept["positions"]
-        return build_trace(
-            self.folder, manifest, renumbered, kept["steps"], positions,
-            rows=sum(part.table.num_rows for part in positions),
-        )  # fmt: skip
+            parts.append(Part(part.table.set_column(at, part.table.schema.field(at), places), part.shard))
+        return parts
 
 
 def find_places(folder: Path) -> Places:

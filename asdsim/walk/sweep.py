@@ -260,6 +260,19 @@ def sweep_graph(
 
 def sums_of(walks: Walks, strict: Walks, off_trace: str) -> GridSums:
     """Add up single walks over the requests that count."""
+    return with_ledgers(*counted(walks, strict, off_trace))
+
+
+def counted(walks: Walks, strict: Walks, off_trace: str) -> tuple[GridSums, npt.NDArray[np.float64]]:
+    """Add up what is counted of single walks, and return it with the ledger of each: sums of parts of a trace add up.
+
+    Returns
+    -------
+    GridSums
+        Without ``spent``, ``highest`` and ``p95``.
+    float64 (n, R)
+        Ledgers; -1 where a request does not count.
+    """
     exact = walks.exact
     keep = exact if off_trace == "stop" else np.ones_like(exact)
     # A request that left the trace leaves the baseline too.
@@ -267,23 +280,31 @@ def sums_of(walks: Walks, strict: Walks, off_trace: str) -> GridSums:
     counts = walks.counts.astype(np.int64)
     same = np.einsum("nrc,nr->cn", counts, paired)[[columns.STEPS, columns.TOKENS]]
     picked = strict.counts[0][:, [columns.STEPS, columns.ACCEPTED, columns.TOKENS]].astype(np.int64)
-    spent = np.where(keep, walks.spent, 0.0)
-    total = np.zeros(len(spent))
-    for ledger in spent.T:  # in the order of the requests, so that the sum is the same number wherever it is made
-        total += ledger
-    kept = keep.sum(axis=1)
-    return GridSums(
+    none = np.full(len(counts), np.nan)
+    sums = GridSums(
         counts=np.einsum("nrc,nr->cn", counts, keep.astype(np.int64)),
         histogram=walks.histogram,
-        kept=kept,
+        kept=keep.sum(axis=1),
         exact=exact.sum(axis=1),
         paired=paired.sum(axis=1),
         base=np.einsum("rc,nr->cn", picked, paired),
         same=same,
-        spent=total,
-        highest=np.where(kept > 0, spent.max(axis=1, initial=0.0), np.nan),
-        p95=percentile(walks.spent, keep),
+        spent=none,
+        highest=none,
+        p95=none,
     )
+    return sums, np.where(keep, walks.spent, -1.0)
+
+
+def with_ledgers(sums: GridSums, spent: npt.NDArray[np.float64]) -> GridSums:
+    """Return sums of :func:`counted` with what the ledgers of all requests, in their order, say together."""
+    keep = spent >= 0.0
+    paid = np.where(keep, spent, 0.0)
+    total = np.zeros(len(spent))
+    for ledger in paid.T:  # in the order of the requests, so that the sum is the same number wherever it is made
+        total += ledger
+    highest = np.where(sums.kept > 0, paid.max(axis=1, initial=0.0), np.nan)
+    return sums._replace(spent=total, highest=highest, p95=percentile(spent, keep))
 
 
 def figures_of(sums: GridSums, requests: int) -> dict[str, npt.NDArray[Any]]:

@@ -1,0 +1,170 @@
+"""``kill -9`` of a replica, the driver and the raylet while a cluster captures, covers and replays.
+
+Each command runs as a process of its own with a cluster of its own (``--ray local``), is hit at a random moment, and is
+then run again as it is. What must come out is what one process makes, to the bit, times aside: nothing lost, nothing
+twice. Where a replica dies, the first run itself must get there. ``make cluster`` runs this; it takes some minutes.
+
+``ASDSIM_KILLS`` sets the kills of each command and victim, ``ASDSIM_KILL_SEED`` the seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asdsim.trace import read_trace
+from tests.cluster.test_cluster import GRID, capture, same, whole  # noqa: F401  (fixture)
+
+pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc"), pytest.mark.timeout(3600)
+]  # fmt: skip
+ROOT = Path(__file__).parents[2]
+KILLS = int(os.environ.get("ASDSIM_KILLS", "2"))
+SEED = int(os.environ.get("ASDSIM_KILL_SEED", "0"))
+PATIENCE = 600.0
+
+
+def descendants(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield the processes below one, with their command lines."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parents.setdefault(int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []).append(
+                int(entry.name)
+            )
+    waiting = [pid]
+    while waiting:
+        for child in parents.get(waiting.pop(), []):
+            waiting.append(child)
+            with contextlib.suppress(OSError):
+                yield child, Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def of_cluster(driver: int, victim: str) -> list[int]:
+    """Return the processes that may be hit."""
+    if victim == "driver":
+        return [driver]
+    below = list(descendants(driver))
+    if victim == "raylet":
+        return [pid for pid, line in below if line.split(" ")[0].endswith("/raylet")]
+    return [pid for pid, line in below if line.startswith("ray::") and "Replica" in line]
+
+
+class Command:
+    """One run of the command line."""
+
+    def __init__(self, args: list[object]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "asdsim", *map(str, args)], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def wait(self) -> tuple[int, str, str]:
+        """Return status, stdout and stderr; no process that it started is left behind."""
+        below = [pid for pid, _ in descendants(self.process.pid)]
+        out, err = self.process.communicate(timeout=PATIENCE)
+        end = time.monotonic() + 60.0
+        while any(Path(f"/proc/{pid}").exists() and not zombie(pid) for pid in below) and time.monotonic() < end:
+            time.sleep(0.1)
+        return self.process.returncode, out, err
+
+
+def zombie(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+def completed(args: list[object]) -> str:
+    """Run a command to its end, again where a busy machine starts the cluster too slowly; return its stdout."""
+    for _ in range(4):
+        status, out, err = Command(args).wait()
+        if status == 0:
+            return out
+        assert "no cluster answers" in err, err[-3000:]
+    raise AssertionError("no cluster")
+
+
+@pytest.mark.parametrize("victim", ["replica", "driver", "raylet"])
+@pytest.mark.parametrize("command", ["capture", "cover", "replay"])
+def test_killed_and_run_again(
+    command: str, victim: str, saved: Path, whole: Path, tmp_path: Path  # noqa: F811
+) -> None:  # fmt: skip
+    rng = random.Random(f"{SEED} {command} {victim}")
+    expected = whole / ("bare" if command == "capture" else "covered")
+    wanted = completed(["replay", whole / "covered", *GRID, "--intervals", "--json"]) if command == "replay" else ""
+    kills = empty = 0
+    for attempt in range(10 * KILLS):
+        path = tmp_path / str(attempt)
+        ray: list[object] = ["--ray", "local", "--replicas", 2]
+        args: dict[str, list[object]] = {
+            "capture": capture(saved, path, "--flush-every", 1, *ray),
+            "cover": ["cover", path, *GRID, *ray],
+            "replay": ["replay", whole / "covered", *GRID, "--intervals", "--json", *ray],
+        }
+        if command == "cover":
+            shutil.copytree(whole / "bare", path)
+        run = Command(args[command])
+        before = stamp(path)
+        # From the moment on that replicas are there, or after some parts are stored.
+        while run.process.poll() is None and not of_cluster(run.process.pid, "replica"):
+            time.sleep(0.02)
+        if command != "replay" and rng.random() < 0.7:
+            writes = rng.randint(2, 8)
+            while run.process.poll() is None and writes:
+                now = stamp(path)
+                writes -= now != before
+                before = now
+                time.sleep(0.002)
+        else:
+            time.sleep(rng.uniform(0.0, 4.0))
+        targets = of_cluster(run.process.pid, victim)
+        if not targets or run.process.poll() is not None:
+            run.wait()
+            continue
+        target = rng.choice(targets)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(target, signal.SIGKILL)
+        status, out, err = run.wait()
+        kills += 1
+        kept = 0
+        if command != "replay" and (path / "manifest.json").exists():
+            found = read_trace(path)  # whole, whatever the moment
+            kept = found.requests.num_rows if command == "capture" else int((found.column("steps", "wave") > 0).sum())
+        print(f"{command}: kill -9 of the {victim} {target}: status {status}, {kept} kept", file=sys.stderr)
+        empty += not kept
+        if victim == "replica":
+            assert status == 0, err[-3000:]
+        else:
+            assert status != 0 or command == "replay" or kept, err[-3000:]
+            out = completed([*args[command], *(["--json"] if command != "replay" else [])])
+            if command == "capture" and status:
+                row = json.loads(out)["rows"][0]
+                assert row["skipped"] == kept, "what was stored is not decoded again"
+        if command == "replay":
+            assert out == wanted
+        else:
+            same(path, expected)
+        shutil.rmtree(path, ignore_errors=True)
+        if kills == KILLS:
+            break
+    assert kills == KILLS
+
+
+def stamp(path: Path) -> int:
+    """Return when the manifest was last stored."""
+    with contextlib.suppress(OSError):
+        return (path / "manifest.json").stat().st_mtime_ns
+    return 0
