@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -17,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ..engines.transformers.load import DTYPES, check_name
+from ..engines.processes import own_directory, rank, value_of_first
+from ..engines.transformers.load import BUILT_IN, DTYPES, check_name, check_placing
 from ..errors import CaptureError, Problems, UsageError, unknown_name
 from ..provenance import software
 from ..records import RequestRecord
@@ -29,6 +31,7 @@ from ..trace.reader import load_manifest
 from ..trace.schema import DIVERGENCES, MIN_TOP_K
 from .drafters import check_overrides, check_spec, parse_layer_ids
 from .interrupt import uninterrupted
+from .memory import Load, Memory, check_memory, plan_memory, pretended_devices
 from .prompts import Encoder, encode, parse_date, parse_template_args
 from .tasks import Message, Prompt, check_tasks, load_prompts, prompt_formats, without_folder
 
@@ -83,6 +86,10 @@ class Plan:
         Seed of the order of each task's prompts; they keep their own without it.
     turns : {"first", "all"}
         Whether later turns of the user are asked, each a request whose prompt holds the strict answers before.
+    device_map, tp, quantize : optional
+        How the target is laid out and rounded, see :func:`asdsim.engines.transformers.load.load_model`.
+    memory : str
+        ``check``: refuse to load what does not fit; ``ignore``; ``plan`` is for :func:`memory_of`.
     """
 
     out: Path
@@ -115,6 +122,10 @@ class Plan:
     shard: str | None = None
     shuffle: int | None = None
     turns: str = "first"
+    device_map: str | None = None
+    tp: int | None = None
+    quantize: str | None = None
+    memory: str = "check"
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -126,6 +137,8 @@ class Plan:
             lambda: parse_template_args(self.chat_template_args),
             lambda: parse_date(self.template_date),
             self._check_turns,
+            lambda: check_placing(self.device, self.device_map, self.tp, self.quantize),
+            lambda: check_memory(self.memory),
             *(
                 partial(_at_least, flag, value, lowest)
                 for flag, value, lowest in (
@@ -181,6 +194,11 @@ class Plan:
             "offline": self.offline,
             "trust_remote_code": self.trust_remote_code,
         }
+
+    @property
+    def placing(self) -> dict[str, Any]:
+        """More such arguments, for the target only."""
+        return {"device_map": self.device_map, "tp": self.tp, "quantize": self.quantize}
 
 
 def _at_least(flag: str, value: int | None, lowest: int) -> None:
@@ -372,6 +390,7 @@ def make_manifest(
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "threads": torch.get_num_threads(),
             "prompt_formats": prompt_formats(plan.task),
+            **({"placement": target.placement} if getattr(target, "placement", None) else {}),
         },
     )
 
@@ -432,13 +451,53 @@ def capture(
     from ..engines.transformers.load import load_target
     from .drafters import check_head, make_drafter
 
+    if rank():  # of processes that share a model only the first writes
+        plan = replace(plan, out=own_directory(plan.folder), shard=None)
     checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
-    target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading)
+    placing = dict(plan.placing)
+    if plan.memory != "ignore":
+        memory = memory_of(plan, prompts, checkpoint)
+        memory.refuse(plan.target)
+        placing["places"] = memory.places or None
+    target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading, **placing)
     drafter = make_drafter(
         plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, checkpoint=checkpoint,
         **plan.loading,
     )  # fmt: skip
     return capture_with(target, drafter, prompts, plan, progress, note)
+
+
+def memory_of(plan: Plan, prompts: Sequence[Prompt] | None = None, checkpoint: Any = None) -> Memory:
+    """Return the memory that a capture takes, before any weight is read; see :func:`.memory.plan_memory`.
+
+    Parameters
+    ----------
+    plan : Plan
+    prompts : sequence of Prompt, optional
+        Loaded where left out.
+    checkpoint : Checkpoint, optional
+        The head, read where left out.
+    """
+    from ..engines.transformers.text import load_tokenizer
+    from .drafters import check_head
+
+    if prompts is None:
+        prompts = load_prompts(
+            plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline, shuffle=plan.shuffle
+        )
+    if checkpoint is None:
+        checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
+    longest = 0
+    with contextlib.suppress(CaptureError):  # no tokenizer: said once the target is loaded
+        source = {"source": ""} if plan.target in BUILT_IN else {}
+        encoder = encoder_of(
+            load_tokenizer({"name": plan.target, "revision": plan.revision, **source}, offline=plan.offline), plan
+        )
+        longest = max((len(encoder.ids(prompt)) for prompt in prompts), default=0)
+    return plan_memory(
+        plan.target, plan.drafter, Load(plan.K, longest + plan.max_new_tokens + plan.K), checkpoint=checkpoint,
+        devices=pretended_devices(plan.memory), revision=plan.revision, **plan.loading, **plan.placing,
+    )  # fmt: skip
 
 
 def capture_with(
@@ -459,6 +518,8 @@ def capture_with(
 
     torch.manual_seed(plan.seed)
     encoder = None if target.tokenizer is None else encoder_of(target.tokenizer, plan)
+    if encoder is not None:
+        encoder = replace(encoder, day=value_of_first(encoder.day))
     requests = make_requests(target, prompts, plan, encoder)
     for request in requests:
         check_request(target, drafter, request, plan.K)

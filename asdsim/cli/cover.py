@@ -15,7 +15,9 @@ from .common import (
     json_option,
     note,
     note_planned,
+    placing_options,
     print_json,
+    print_memory,
     progress_bar,
     rule_options,
     threads_option,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
               help="Compute each step alone, in the shapes of live decoding: equal to the bit, but slow.")  # fmt: skip
 @click.option("--target", help="Where the target is now, if not under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
+@placing_options
 @click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @click.option("--resume", is_flag=True, expose_value=False,
               help="Accepted as in capture, but not needed: cover always continues.")  # fmt: skip
@@ -56,7 +59,8 @@ if TYPE_CHECKING:
 def command(
     trace: Path, grids: list[Grid], max_steps: int | None, max_minutes: float | None, batch: int, group: int,
     kv_gb: float, faithful: bool, target: str | None, drafter: str | None, offline: bool, as_json: bool,
-) -> None:  # fmt: skip
+    **layout: Any,
+) -> int:  # fmt: skip
     """Complete TRACE for a grid: run the model at just the prefixes that the grid needs and the trace lacks.
 
     Afterwards a replay of these settings is exact: it gives the same tokens as live decoding. You can interrupt the
@@ -66,10 +70,16 @@ def command(
                                 ("group", group, 1), ("kv-gb", kv_gb, 0)):  # fmt: skip
         if value is not None and not lowest <= value < float("inf"):
             raise UsageError(f"--{flag} {value} is out of range", fix=f"give a number of at least {lowest}")
-    from ..live.cover import cover_trace
+    from ..capture.reload import Placing, plan_pair
+    from ..live.cover import cover_load, cover_trace
     from ..trace.reader import load_manifest
 
-    note_planned(trace, load_manifest(trace)[0])
+    manifest, placing = load_manifest(trace)[0], Placing(**layout)
+    note_planned(trace, manifest)
+    if placing.memory.startswith("plan"):
+        load = cover_load(trace, batch=batch, kv_bytes=int(kv_gb * 2**30), faithful=faithful)
+        memory = plan_pair(manifest, load, target=target, drafter=drafter, offline=offline, placing=placing)
+        return print_memory("cover", memory, as_json)
     with progress_bar(1, "cover", "pair") as bar:
 
         def report(progress: Any) -> None:
@@ -81,7 +91,7 @@ def command(
         progress = cover_trace(
             trace, grids, max_steps=max_steps, max_minutes=max_minutes, batch=batch, group=group,
             kv_bytes=int(kv_gb * 2**30), faithful=faithful, target=target, drafter=drafter, offline=offline,
-            report=report,
+            placing=placing, report=report,
         )  # fmt: skip
     row = {
         "settings": sum(map(len, grids)),
@@ -102,6 +112,7 @@ def command(
     if progress.interrupted:
         note("asdsim: interrupted; what was computed is kept, run the same command to continue")
         raise click.exceptions.Exit(130)
+    return 0
 
 
 def _print(progress: Progress) -> None:

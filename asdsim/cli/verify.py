@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,7 @@ from .common import (
     counted,
     json_option,
     note,
+    placing_options,
     print_json,
     progress_bar,
     rule_options,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
               "under --regret probability, the margin of a decision is in probability.")  # fmt: skip
 @click.option("--target", help="Where the target is now, if not under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
+@placing_options
 @click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @threads_option
 @json_option
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 def command(
     trace: Path, grids: list[Grid] | None, sample: int | None, seed: int,
     near_tie: float | None, target: str | None, drafter: str | None, offline: bool, as_json: bool,
+    **layout: Any,
 ) -> int:  # fmt: skip
     """Decode live under the rule and compare with the walk of TRACE, token for token.
 
@@ -51,6 +54,7 @@ def command(
         raise UsageError(f"--sample {sample} is below 1", fix="give at least 1")
     if near_tie is not None and not near_tie >= 0:
         raise UsageError(f"--near-tie {near_tie} is not a margin", fix="give a number >= 0, in logits")
+    from ..capture.reload import Placing
     from ..live.verify import verify_trace
 
     with progress_bar(1, "verify", "pair") as bar:
@@ -61,7 +65,7 @@ def command(
 
         found = verify_trace(
             trace, grids, sample=sample, seed=seed, near_tie=near_tie, target=target, drafter=drafter, offline=offline,
-            progress=progress,
+            placing=Placing(**layout), progress=progress,
         )  # fmt: skip
     near = len(found.differences) - len(found.real)
     if as_json:

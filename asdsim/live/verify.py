@@ -14,6 +14,7 @@ from ..trace.covered import covered_grids, covered_settings
 from ..trace.graph import build_graph
 
 if TYPE_CHECKING:
+    from ..capture.reload import Placing
     from ..capture.verify import Difference
 
 
@@ -57,6 +58,7 @@ def verify_trace(
     target: str | None = None,
     drafter: str | None = None,
     offline: bool = False,
+    placing: Placing | None = None,
     models: tuple[Any, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
@@ -72,7 +74,7 @@ def verify_trace(
         Draw so many (request, setting) pairs by ``seed`` instead of all.
     near_tie : float, optional
         Threshold in logits; by default :data:`asdsim.capture.verify.NEAR_TIE` of the trace's logits dtype.
-    target, drafter, offline
+    target, drafter, offline, placing
         See :func:`asdsim.capture.reload.load_pair`.
     models : (Target, Drafter), optional
         At hand already.
@@ -97,10 +99,13 @@ def verify_trace(
     if sample is not None and sample < len(pairs):
         picks = np.random.default_rng(seed).choice(len(pairs), sample, replace=False)
         pairs = [pairs[n] for n in sorted(picks.tolist())]
-    from ..capture.reload import load_pair
+    from ..capture.reload import live_load, load_pair
     from ..capture.verify import NEAR_TIE, Case, verify
 
-    at_hand = models or load_pair(trace.manifest, target=target, drafter=drafter, offline=offline)
+    at_hand = models or load_pair(
+        trace.manifest, target=target, drafter=drafter, offline=offline, placing=placing,
+        load=live_load(trace.manifest, records),
+    )  # fmt: skip
     found = Verification(pairs=len(pairs), threshold=NEAR_TIE.get(trace.manifest.logits_dtype, 1e-3))
     if near_tie is not None:
         found.threshold = near_tie
