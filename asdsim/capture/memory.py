@@ -10,8 +10,8 @@ The model is built on ``meta``: shapes without numbers, whatever its size. From 
   of a padded batch, and the logit rows with their copies in float32;
 - 1 GiB of each CUDA device for its context and workspaces.
 
-Where the model has no fused attention, one layer's scores count too. The layers of ``--device-map auto`` are parted here
-too, in order and so that the fullest device is as empty as can be, weights and KV cache alike.
+Where the model has no fused attention, one layer's scores count too. The layers of ``--device-map auto`` are parted
+here too, in order and so that the fullest device is as empty as can be, weights and KV cache alike.
 """
 
 from __future__ import annotations
@@ -302,15 +302,19 @@ def shape_of(
     try:
         config = AutoConfig.from_pretrained(path, **where)
         stored = getattr(config, "quantization_config", None) is not None
-        chosen = getattr(torch, "float32" if name in BUILT_IN else dtype) if dtype != "auto" or name in BUILT_IN else (
-            getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
-        )  # fmt: skip
+        wanted = "float32" if dtype == "auto" and name in BUILT_IN else dtype
+        if wanted == "auto":
+            wanted = str(
+                getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or "float32"
+            )
+        chosen = getattr(torch, wanted.removeprefix("torch."))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=chosen, trust_remote_code=trust_remote_code).eval()
     except Exception as error:  # the library raises many kinds
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CaptureError(
-            f"cannot tell the size of {name!r}: {first}", fix="check the name, or pass by with --memory ignore"
+            f"cannot load model {name!r}: {first}",
+            fix="check the directory, or leave --offline out" if local else "check the name and the connection",
         ) from error
     notes: list[str] = []
     text = config.get_text_config()
@@ -326,15 +330,18 @@ def shape_of(
     if guessed:
         notes.append("the KV cache is computed from the configuration, not from a forward")
     layers = [n for n, unit in enumerate(units) if re.search(r"\.\d+$", unit.name)]
-    for n, each in zip(layers, kv, strict=True):
-        units[n] = replace(units[n], kv=each)
+    if layers:
+        for n, each in zip(layers, kv, strict=True):
+            units[n] = replace(units[n], kv=each)
+    else:
+        units[0] = replace(units[0], kv=sum(kv))
     size = chosen.itemsize
     width = int(model.get_input_embeddings().weight.shape[1])
     return Shape(
-        tuple(units), size * _widest(text, width), size * width * (len(layers) + 1),
+        tuple(units), size * _widest(text, width), size * width * (len(kv) + 1),
         int(text.vocab_size) * (size + 8), "logits_to_keep" in inspect.signature(model.forward).parameters,
         bool(getattr(text, "tie_word_embeddings", False)),
-        (2 * size + 4) * int(text.num_attention_heads) if model.config._attn_implementation == "eager" else 0,
+        (2 * size + 4) * _attention(text, width)[0] if model.config._attn_implementation == "eager" else 0,
         tuple(notes),
     )  # fmt: skip
 
@@ -348,8 +355,9 @@ def _units(model: Any, text: Any, quantize: str | None, tp: int | None) -> list[
         name for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)
         and len(module) == total
     ]  # fmt: skip
-    if not lists:
-        raise CaptureError("cannot tell this model's layers", fix="pass by with --memory ignore")
+    if not lists:  # placed as a whole
+        tensors = [*model.parameters(), *model.buffers()]
+        return [Unit("", sum(tensor.numel() * tensor.element_size() for tensor in tensors))]
     layers = lists[0]
     above = {layers.rsplit(".", n)[0] for n in range(1, layers.count(".") + 1)} | {"", layers}
     kept = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
@@ -441,8 +449,8 @@ def _kv_bytes(model: Any, text: Any, dtype: Any, tp: int | None) -> tuple[list[i
     from transformers import DynamicCache
 
     layers = int(text.num_hidden_layers)
-    heads = int(text.num_attention_heads)
-    groups = int(getattr(text, "num_key_value_heads", None) or heads)
+    width = int(model.get_input_embeddings().weight.shape[1])
+    _, groups, head_dim = _attention(text, width)
     share = tp if tp and groups % tp == 0 and any(_divided(n, _tp_plan(model)) for n in _keys(model)) else 1
     try:
         cache = DynamicCache(config=text)
@@ -457,7 +465,6 @@ def _kv_bytes(model: Any, text: Any, dtype: Any, tp: int | None) -> tuple[list[i
             return [each // share for each in found], False
     except Exception:  # models that look at numbers while they run, layers of other kinds
         pass
-    head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     return [2 * groups * head_dim * dtype.itemsize // share] * layers, True
 
 
@@ -465,11 +472,16 @@ def _keys(model: Any) -> list[str]:
     return [name for name, _ in model.named_parameters() if re.search(r"(k_proj|qkv_proj|query_key_value)\.", name)]
 
 
+def _attention(text: Any, width: int) -> tuple[int, int, int]:
+    """Return heads of queries, heads of keys and their width; one head where there is no attention."""
+    heads = int(getattr(text, "num_attention_heads", None) or 1)
+    groups = int(getattr(text, "num_key_value_heads", None) or heads)
+    return heads, groups, int(getattr(text, "head_dim", None) or width // heads)
+
+
 def _widest(text: Any, width: int) -> int:
     """Return the numbers that one token takes at the widest moment of a layer: attention or MLP."""
-    heads = int(text.num_attention_heads)
-    groups = int(getattr(text, "num_key_value_heads", None) or heads)
-    head_dim = int(getattr(text, "head_dim", None) or width // heads)
+    heads, groups, head_dim = _attention(text, width)
     inner = int(getattr(text, "intermediate_size", None) or 4 * width)
     expert = getattr(text, "moe_intermediate_size", None)
     if expert:

@@ -452,7 +452,7 @@ def capture(
     from .drafters import check_head, make_drafter
 
     if rank():  # of processes that share a model only the first writes
-        plan = replace(plan, out=own_directory(plan.folder), shard=None)
+        plan = replace(plan, out=own_directory(plan.folder).parent / plan.out.name)
     checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
     placing = dict(plan.placing)
     if plan.memory != "ignore":

@@ -6,10 +6,7 @@ or on files is decided by the first.
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,15 +36,21 @@ def value_of_first(value: Value) -> Value:
 
 
 def own_directory(path: Path) -> Path:
-    """Return where this process may write instead of ``path``: the first there, the others to a copy that is dropped.
+    """Return where this process may write for ``path``: the first there, the others to a copy that is dropped.
 
     To be called before the model is loaded, which no process ends before all have begun: so nothing changes meanwhile.
     """
     if rank() == 0:
         return path
-    copy = Path(tempfile.mkdtemp(prefix="asdsim-rank-"))
-    atexit.register(shutil.rmtree, copy, ignore_errors=True)
-    for file in path.iterdir() if path.is_dir() else ():
-        if file.suffix in (".json", ".parquet") and not file.name.startswith("."):
-            shutil.copy(file, copy / file.name)
-    return copy
+    import atexit
+    import shutil
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="asdsim-rank-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if path.is_dir():
+        (folder / path.name).mkdir()
+        for file in path.iterdir():
+            if file.suffix in (".json", ".parquet") and not file.name.startswith("."):
+                shutil.copy(file, folder / path.name / file.name)
+    return folder / path.name
