@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..engines.processes import value_of_first
 from ..engines.protocol import Drafter, DrafterSession, Logits, Proposal, Target, TargetSession
 from ..records import MemoryTrace, RequestRecord, StepRecord
 from ..trace.graph import Graph, build_graph
@@ -200,7 +201,7 @@ def cover(
     size = group if group and not limited else max(1, len(records))
 
     def out_of_time() -> bool:
-        return max_minutes is not None and monotonic() - begin >= 60.0 * max_minutes
+        return max_minutes is not None and value_of_first(monotonic() - begin >= 60.0 * max_minutes)
 
     def tell() -> None:
         progress.exact_pairs, progress.live_steps = sum(exact), sum(live)

@@ -10,12 +10,13 @@ The model is built on ``meta``: shapes without numbers, whatever its size. From 
   of a padded batch, and the logit rows with their copies in float32;
 - 1 GiB of each CUDA device for its context and workspaces.
 
-Attention is taken to be fused. The layers of ``--device-map auto`` are parted here too, in order and so that the
-fullest device is as empty as can be, weights and KV cache alike.
+Where the model has no fused attention, one layer's scores count too. The layers of ``--device-map auto`` are parted
+here too, in order and so that the fullest device is as empty as can be, weights and KV cache alike.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -48,21 +49,24 @@ class Load:
         Requests in one pass; 0 for a capture, which runs one by one with one KV cache.
     kv_bytes : int
         Bound of the pool of ``cover``, for each model.
+    sessions : int
+        KV caches held at once where ``batch`` is 0; ``cover --faithful`` keeps some.
     """
 
     K: int
     positions: int
     batch: int = 0
     kv_bytes: int = 0
+    sessions: int = 1
 
     def tokens(self, slot: int) -> float:
         """Return the tokens whose keys and values are held, of ``slot`` bytes each."""
         one = 1.5 * self.positions  # buffers grow by half
         if not self.batch:
-            return one
+            return self.sessions * one
         if not self.kv_bytes:
-            return self.batch * self.K
-        return self.batch * one + self.kv_bytes / slot + self.batch * self.positions  # that the bound is passed by
+            return self.batch * one
+        return self.batch * one + self.kv_bytes / max(slot, 1) + self.batch * self.positions  # may pass the bound by
 
 
 @dataclass
@@ -243,6 +247,8 @@ class Shape:
         Whether it computes only the logit rows that are asked for.
     tied : bool
         Whether embedding and projection are one.
+    pair : int
+        Bytes of one pair of tokens: the scores of a layer where attention is not fused.
     notes : tuple of str
     """
 
@@ -252,6 +258,7 @@ class Shape:
     row: int
     keeps: bool
     tied: bool
+    pair: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -284,8 +291,6 @@ def shape_of(
     CaptureError
         If the configuration cannot be had, or no model can be built from it.
     """
-    import inspect
-
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -297,15 +302,19 @@ def shape_of(
     try:
         config = AutoConfig.from_pretrained(path, **where)
         stored = getattr(config, "quantization_config", None) is not None
-        chosen = getattr(torch, "float32" if name in BUILT_IN else dtype) if dtype != "auto" or name in BUILT_IN else (
-            getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
-        )  # fmt: skip
+        wanted = "float32" if dtype == "auto" and name in BUILT_IN else dtype
+        if wanted == "auto":
+            wanted = str(
+                getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or "float32"
+            )
+        chosen = getattr(torch, wanted.removeprefix("torch."))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=chosen, trust_remote_code=trust_remote_code).eval()
     except Exception as error:  # the library raises many kinds
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CaptureError(
-            f"cannot tell the size of {name!r}: {first}", fix="check the name, or pass by with --memory ignore"
+            f"cannot load model {name!r}: {first}",
+            fix="check the directory, or leave --offline out" if local else "check the name and the connection",
         ) from error
     notes: list[str] = []
     text = config.get_text_config()
@@ -321,14 +330,19 @@ def shape_of(
     if guessed:
         notes.append("the KV cache is computed from the configuration, not from a forward")
     layers = [n for n, unit in enumerate(units) if re.search(r"\.\d+$", unit.name)]
-    for n, each in zip(layers, kv, strict=True):
-        units[n] = replace(units[n], kv=each)
+    if layers:
+        for n, each in zip(layers, kv, strict=True):
+            units[n] = replace(units[n], kv=each)
+    else:
+        units[0] = replace(units[0], kv=sum(kv))
     size = chosen.itemsize
     width = int(model.get_input_embeddings().weight.shape[1])
     return Shape(
-        tuple(units), size * _widest(text, width), size * width * (len(layers) + 1),
+        tuple(units), size * _widest(text, width), size * width * (len(kv) + 1),
         int(text.vocab_size) * (size + 8), "logits_to_keep" in inspect.signature(model.forward).parameters,
-        bool(getattr(text, "tie_word_embeddings", False)), tuple(notes),
+        bool(getattr(text, "tie_word_embeddings", False)),
+        (2 * size + 4) * _attention(text, width)[0] if model.config._attn_implementation == "eager" else 0,
+        tuple(notes),
     )  # fmt: skip
 
 
@@ -341,8 +355,9 @@ def _units(model: Any, text: Any, quantize: str | None, tp: int | None) -> list[
         name for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)
         and len(module) == total
     ]  # fmt: skip
-    if not lists:
-        raise CaptureError("cannot tell this model's layers", fix="pass by with --memory ignore")
+    if not lists:  # placed as a whole
+        tensors = [*model.parameters(), *model.buffers()]
+        return [Unit("", sum(tensor.numel() * tensor.element_size() for tensor in tensors))]
     layers = lists[0]
     above = {layers.rsplit(".", n)[0] for n in range(1, layers.count(".") + 1)} | {"", layers}
     kept = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
@@ -434,13 +449,14 @@ def _kv_bytes(model: Any, text: Any, dtype: Any, tp: int | None) -> tuple[list[i
     from transformers import DynamicCache
 
     layers = int(text.num_hidden_layers)
-    heads = int(text.num_attention_heads)
-    groups = int(getattr(text, "num_key_value_heads", None) or heads)
+    width = int(model.get_input_embeddings().weight.shape[1])
+    _, groups, head_dim = _attention(text, width)
     share = tp if tp and groups % tp == 0 and any(_divided(n, _tp_plan(model)) for n in _keys(model)) else 1
     try:
         cache = DynamicCache(config=text)
+        name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         with torch.inference_mode():
-            model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device="meta"), past_key_values=cache)
+            model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device="meta"), **{name: cache})
         found = [
             sum(tensor.numel() * tensor.element_size() for tensor in (layer.keys, layer.values)) // 2
             for layer in cache.layers
@@ -449,7 +465,6 @@ def _kv_bytes(model: Any, text: Any, dtype: Any, tp: int | None) -> tuple[list[i
             return [each // share for each in found], False
     except Exception:  # models that look at numbers while they run, layers of other kinds
         pass
-    head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     return [2 * groups * head_dim * dtype.itemsize // share] * layers, True
 
 
@@ -457,11 +472,16 @@ def _keys(model: Any) -> list[str]:
     return [name for name, _ in model.named_parameters() if re.search(r"(k_proj|qkv_proj|query_key_value)\.", name)]
 
 
+def _attention(text: Any, width: int) -> tuple[int, int, int]:
+    """Return heads of queries, heads of keys and their width; one head where there is no attention."""
+    heads = int(getattr(text, "num_attention_heads", None) or 1)
+    groups = int(getattr(text, "num_key_value_heads", None) or heads)
+    return heads, groups, int(getattr(text, "head_dim", None) or width // heads)
+
+
 def _widest(text: Any, width: int) -> int:
     """Return the numbers that one token takes at the widest moment of a layer: attention or MLP."""
-    heads = int(text.num_attention_heads)
-    groups = int(getattr(text, "num_key_value_heads", None) or heads)
-    head_dim = int(getattr(text, "head_dim", None) or width // heads)
+    heads, groups, head_dim = _attention(text, width)
     inner = int(getattr(text, "intermediate_size", None) or 4 * width)
     expert = getattr(text, "moe_intermediate_size", None)
     if expert:
@@ -481,6 +501,7 @@ def plan_memory(
     *,
     device: str = "auto",
     device_map: str | None = None,
+    places: Mapping[str, Any] | None = None,
     tp: int | None = None,
     quantize: str | None = None,
     checkpoint: Any = None,
@@ -495,7 +516,7 @@ def plan_memory(
     target, drafter : str
         As on the command line.
     load : Load
-    device, device_map, tp, quantize
+    device, device_map, places, tp, quantize
         See :func:`asdsim.engines.transformers.load.load_model`.
     checkpoint : Checkpoint, optional
         Of a head, see :func:`asdsim.capture.drafters.check_head`.
@@ -511,23 +532,24 @@ def plan_memory(
     CaptureError, UsageError
         If a configuration cannot be had, or there is no such device.
     """
-    check_placing(device, device_map, tp, quantize)
+    check_placing(device, device_map if places is None else None, tp, quantize)
     free = dict(devices or free_memory())
     shape = shape_of(target, quantize=quantize, tp=tp, revision=revision, **loading)
     own, drafter_weights, states = _drafter(drafter, shape, load, checkpoint, loading)
-    memory = _lay_out(shape, load, free, device, device_map, tp, own, states)
+    if places is None and device_map not in (None, "auto"):
+        places = read_device_map(str(device_map))
+    memory = _lay_out(shape, load, free, device, device_map, places, tp, own, states)
     memory.drafter_weights = drafter_weights
     if not memory.fits:
         memory.hints = _hints(
-            target, drafter, load, free, dict(device=device, device_map=device_map, tp=tp, quantize=quantize),
+            target, drafter, load, free,
+            {"device": device, "device_map": device_map, "tp": tp, "quantize": quantize},
             {"revision": revision, **loading}, checkpoint, memory,
         )  # fmt: skip
     return memory
 
 
-def _drafter(
-    spec: str, shape: Shape, load: Load, checkpoint: Any, loading: Mapping[str, Any]
-) -> tuple[int, int, bool]:
+def _drafter(spec: str, shape: Shape, load: Load, checkpoint: Any, loading: Mapping[str, Any]) -> tuple[int, int, bool]:
     """Return the bytes a drafter takes, those of its weights, and whether the target keeps its hidden states for it."""
     name, argument = check_spec(spec)
     if name == "layer-skip":
@@ -552,15 +574,14 @@ def _vocabulary(shape: Shape) -> int:
 
 
 def _lay_out(
-    shape: Shape, load: Load, free: Mapping[str, int], device: str, device_map: str | None, tp: int | None, own: int,
-    states: bool,
+    shape: Shape, load: Load, free: Mapping[str, int], device: str, device_map: str | None,
+    given: Mapping[str, Any] | None, tp: int | None, own: int, states: bool,
 ) -> Memory:  # fmt: skip
     """Return who holds what."""
     passes = max(1, load.batch)
     tokens = passes * load.positions
     work = tokens * shape.per_token + (tokens * shape.states if states else 0)
-    if load.batch:
-        work += passes * load.positions**2 * 3  # the mask of a padded batch
+    work += passes * load.positions**2 * (shape.pair + (3 if load.batch else 0))  # scores, and the mask of a batch
     rows = (passes * (load.K + 1) if shape.keeps else tokens) * shape.row
     held = load.tokens(shape.kv)
     accelerators = [name for name in free if name != "cpu"]
@@ -571,12 +592,13 @@ def _lay_out(
             raise UsageError(f"--tp {tp} needs {tp} devices, here are {len(names)}", fix=f"give --tp {len(names)}")
         groups = {name: list(shape.units) for name in dict.fromkeys(names)}
         if not accelerators:  # all processes on one CPU
-            shared = Part("cpu", tp * shape.weights, round(tp * held * shape.kv), tp * (work + rows + own), 0, free["cpu"])
+            shared = Part("cpu", tp * shape.weights, round(tp * held * shape.kv), tp * (work + rows + own))
+            shared.free = free["cpu"]
             return Memory([shared], tp * shape.weights, 0, shape.kv, {}, list(shape.notes))
+    elif given is not None:
+        groups = _given(shape, given)
     elif device_map == "auto":
         groups = parted(shape, accelerators or ["cpu"], held, rows + work + own)
-    elif device_map is not None:
-        groups = _given(shape, read_device_map(device_map))
     else:
         name = device if ":" in device or device == "cpu" else (accelerators or ["cpu"])[0]
         if name not in free and name != "cpu":
@@ -585,7 +607,7 @@ def _lay_out(
     parts = []
     first = next(iter(groups))
     for name, units in groups.items():
-        places |= {unit.name: _place(name) for unit in units}
+        places |= {unit.name: int(name[5:]) if name.startswith("cuda:") else name for unit in units}
         room = free.get(name, free_host_memory() if name == "cpu" else None)
         if name == "disk":
             room = None
@@ -595,11 +617,8 @@ def _lay_out(
             work + (rows + own if ends else rows), CONTEXT if name.startswith("cuda") else 0, room,
             [unit.name for unit in units],
         ))  # fmt: skip
-    return Memory(parts, shape.weights * (tp or 1), 0, shape.kv, places if device_map else {}, list(shape.notes))
-
-
-def _place(name: str) -> Any:
-    return int(name.removeprefix("cuda:")) if name.startswith("cuda:") else name
+    used: Mapping[str, Any] = {} if device_map is None else places if given is None else given
+    return Memory(parts, shape.weights * (tp or 1), 0, shape.kv, dict(used), list(shape.notes))
 
 
 def _given(shape: Shape, given: Mapping[str, Any]) -> dict[str, list[Unit]]:
@@ -668,7 +687,7 @@ def _hints(
             shape = shape_of(target, quantize=new["quantize"], tp=new["tp"], **more)
             more.pop("revision")
             own, _, states = _drafter(drafter, shape, load, checkpoint, more)
-            layout = _lay_out(shape, load, devices, new["device"], new["device_map"], new["tp"], own, states)
+            layout = _lay_out(shape, load, devices, new["device"], new["device_map"], None, new["tp"], own, states)
         except (CaptureError, UsageError):
             return False
         return layout.fits

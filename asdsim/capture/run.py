@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engines.transformers.load import DTYPES, check_name
+from ..engines.processes import own_directory, rank, value_of_first
+from ..engines.transformers.load import BUILT_IN, DTYPES, check_name, check_placing
 from ..errors import CaptureError, Problems, UsageError, unknown_name
 from ..files import names_in, reaching
 from ..provenance import software
@@ -30,6 +32,7 @@ from ..trace.reader import load_manifest
 from ..trace.schema import DIVERGENCES, MIN_TOP_K
 from .drafters import check_overrides, check_spec, parse_layer_ids
 from .interrupt import uninterrupted
+from .memory import Load, Memory, check_memory, plan_memory, pretended_devices
 from .prompts import Encoder, encode, parse_date, parse_template_args
 from .tasks import Message, Prompt, check_tasks, load_prompts, prompt_formats, split_tasks, without_folder
 from .tasks.shots import Shots, check_shots, parse_shots
@@ -90,6 +93,10 @@ class Plan:
         Whether later turns of the user are asked, each a request whose prompt holds the strict answers before.
     shots : str, optional
         ``"N"`` or ``"N:PATH"``: worked examples before each question; which are drawn, the seed decides.
+    device_map, tp, quantize : optional
+        How the target is laid out and rounded, see :func:`asdsim.engines.transformers.load.load_model`.
+    memory : str
+        ``check``: refuse to load what does not fit; ``ignore``; ``plan`` is for :func:`memory_of`.
     """
 
     out: Path
@@ -123,6 +130,10 @@ class Plan:
     shuffle: int | None = None
     turns: str = "first"
     shots: str | None = None
+    device_map: str | None = None
+    tp: int | None = None
+    quantize: str | None = None
+    memory: str = "check"
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -135,6 +146,8 @@ class Plan:
             lambda: parse_date(self.template_date),
             self._check_turns,
             self._check_shots,
+            lambda: check_placing(self.device, self.device_map, self.tp, self.quantize),
+            lambda: check_memory(self.memory),
             *(
                 partial(_at_least, flag, value, lowest)
                 for flag, value, lowest in (
@@ -199,6 +212,11 @@ class Plan:
             "offline": self.offline,
             "trust_remote_code": self.trust_remote_code,
         }
+
+    @property
+    def placing(self) -> dict[str, Any]:
+        """More such arguments, for the target only."""
+        return {"device_map": self.device_map, "tp": self.tp, "quantize": self.quantize}
 
 
 def _at_least(flag: str, value: int | None, lowest: int) -> None:
@@ -408,6 +426,7 @@ def make_manifest(
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "threads": torch.get_num_threads(),
             "prompt_formats": prompt_formats(plan.task, plan.examples),
+            **({"placement": target.placement} if getattr(target, "placement", None) else {}),
         },
     )
 
@@ -464,19 +483,31 @@ def capture(
     AsdsimError
         On anything that a user can mend. Nothing is written before all prompts and models have been checked.
     """
+    if rank():  # of processes that share a model only the first writes
+        plan = replace(plan, out=own_directory(plan.folder).parent / plan.out.name)
     return capture_with(*load(plan), plan, progress, note)
+
+
+def prompts_of(plan: Plan) -> list[Prompt]:
+    """Load the prompts of a plan."""
+    return load_prompts(
+        plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline, shuffle=plan.shuffle, shots=plan.examples
+    )  # fmt: skip
 
 
 def load(plan: Plan) -> tuple[Any, Any, list[Prompt]]:
     """Load the target, the drafter and the prompts of a plan; see :func:`capture`."""
-    prompts = load_prompts(
-        plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline, shuffle=plan.shuffle, shots=plan.examples
-    )  # fmt: skip
+    prompts = prompts_of(plan)
     from ..engines.transformers.load import load_target
     from .drafters import check_head, make_drafter
 
     checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
-    target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading)
+    placing = dict(plan.placing)
+    if plan.memory != "ignore":
+        memory = memory_of(plan, prompts, checkpoint)
+        memory.refuse(plan.target)
+        placing["places"] = memory.places or None
+    target = load_target(plan.target, logits_dtype=plan.logits_dtype, revision=plan.revision, **plan.loading, **placing)
     drafter = make_drafter(
         plan.drafter, target, keep_logits=bool(plan.divergences), overrides=plan.overrides, checkpoint=checkpoint,
         **plan.loading,
@@ -510,6 +541,8 @@ class Run:
         torch.manual_seed(plan.seed)
         self.target, self.drafter, self.prompts, self.plan = target, drafter, prompts, plan
         self.encoder = None if target.tokenizer is None else encoder_of(target.tokenizer, plan)
+        if self.encoder is not None:
+            self.encoder = replace(self.encoder, day=value_of_first(self.encoder.day))
         self.requests = make_requests(target, prompts if whole else [], plan, self.encoder)
         for request in self.requests:
             check_request(target, drafter, request, plan.K)
@@ -565,6 +598,37 @@ class Run:
         if tokens is None:  # captured before, or under another rule
             tokens = decode(self.target, self.drafter, request, STRICT, self.plan.K).tokens
         return str(self.target.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def memory_of(plan: Plan, prompts: Sequence[Prompt] | None = None, checkpoint: Any = None) -> Memory:
+    """Return the memory that a capture takes, before any weight is read; see :func:`.memory.plan_memory`.
+
+    Parameters
+    ----------
+    plan : Plan
+    prompts : sequence of Prompt, optional
+        Loaded where left out.
+    checkpoint : Checkpoint, optional
+        The head, read where left out.
+    """
+    from ..engines.transformers.text import load_tokenizer
+    from .drafters import check_head
+
+    if prompts is None:
+        prompts = prompts_of(plan)
+    if checkpoint is None:
+        checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
+    longest = 0
+    with contextlib.suppress(CaptureError):  # no tokenizer: said once the target is loaded
+        source = {"source": ""} if plan.target in BUILT_IN else {}
+        encoder = encoder_of(
+            load_tokenizer({"name": plan.target, "revision": plan.revision, **source}, offline=plan.offline), plan
+        )
+        longest = max((len(encoder.ids(prompt)) for prompt in prompts), default=0)
+    return plan_memory(
+        plan.target, plan.drafter, Load(plan.K, longest + plan.max_new_tokens + plan.K), checkpoint=checkpoint,
+        devices=pretended_devices(plan.memory), revision=plan.revision, **plan.loading, **plan.placing,
+    )  # fmt: skip
 
 
 def capture_with(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..engines.processes import rank
 from ..errors import AsdsimError, unknown_name
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def cli() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line. Exit status: 0 success, 1 a check failed, 2 wrong usage or unreadable input."""
+    if rank():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         status = cli.main(args=args, prog_name="asdsim", standalone_mode=False)
     except AsdsimError as error:

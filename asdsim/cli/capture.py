@@ -10,7 +10,18 @@ import click
 from ..errors import Problems, UsageError, unknown_name
 from ..rules.settings import Policy, parse_axis
 from .command import detail
-from .common import PathOrUrl, config_option, counted, json_option, note, print_json, progress_bar, threads_option
+from .common import (
+    PathOrUrl,
+    config_option,
+    counted,
+    json_option,
+    note,
+    placing_options,
+    print_json,
+    print_memory,
+    progress_bar,
+    threads_option,
+)
 from .ray_options import ray_options
 
 
@@ -55,6 +66,7 @@ from .ray_options import ray_options
               help="model, or float32 for a final projection in float32.")  # fmt: skip
 @click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@placing_options
 @click.option("--revision", help="Branch, tag or commit of the target on the hub.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Recorded with the trace; draws --shots.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="Must be 0: decoding is greedy.")
@@ -85,7 +97,7 @@ from .ray_options import ray_options
 def command(
     rule: str, B: str | None, g: str | None, M: str | None, divergences: str, temperature: float, as_json: bool,
     cluster: Any, **plan_fields: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Record real draft/target steps to a trace.
 
     Decodes each prompt greedily with a target and a drafter, and records how the target scored every draft token.
@@ -93,7 +105,7 @@ def command(
     \b
     asdsim capture -o traces/mine --target smollm2-135m --drafter layer-skip --task gsm8k --limit 8
     """
-    from ..capture.run import Plan, capture
+    from ..capture.run import Plan, capture, memory_of
     from ..trace.reader import load_manifest
 
     problems = Problems()
@@ -108,6 +120,8 @@ def command(
         plan_fields["resume"] |= cluster is not None
         plan = Plan(policy=policy, divergences=names, **plan_fields)
     problems.end()
+    if plan.memory.startswith("plan"):
+        return print_memory("capture", memory_of(plan), as_json)
     bar = None
 
     def progress(done: int, total: int, tokens: int) -> None:
@@ -140,6 +154,7 @@ def command(
     if summary.interrupted:
         note(f"asdsim: interrupted; kept: {counted(row['requests'] + row['skipped'], 'request')}, --resume continues")
         raise click.exceptions.Exit(130)
+    return 0
 
 
 def policy_of(rule: str, B: str | None, g: str | None, M: str | None) -> Policy | None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import click
 
+from ..engines.processes import rank
 from ..errors import AsdsimError
 
 LINE_SECONDS = 30.0
@@ -23,6 +24,8 @@ def is_quiet() -> bool:
 
 
 def _level() -> int:
+    if rank():  # of processes that run the same command, the first one speaks
+        return -1
     context = click.get_current_context(silent=True)
     return 0 if context is None else int(context.find_root().meta.get("asdsim.level", 0))
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCHEMA_VERSION", "OutputPath", "PathOrUrl", "TracePath", "check_table", "config_option", "counted", "grid_options",
-    "json_option", "note", "note_unfinished", "print_json", "progress_bar", "rule_options", "threads_option",
+    "json_option", "note", "note_unfinished", "placing_options", "print_json", "print_memory", "progress_bar",
+    "rule_options", "threads_option",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -352,6 +353,46 @@ def grids_of(
                      draft_stop=draft_stop, **varied)
         for length in lengths for tau in taus
     ]  # fmt: skip
+
+
+def placing_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--device-map``, ``--tp``, ``--quantize`` and ``--memory``: how a target that is large is loaded."""
+    options = (
+        click.option("--device-map", metavar="auto|FILE", help="Spread the target's layers over all GPUs, or as a JSON "
+                     "file says: devices by module."),
+        click.option("--tp", type=int, metavar="N", help="Share each layer of the target among N processes, started by "
+                     "torchrun --nproc-per-node N -m asdsim .. (tensor parallelism)."),
+        click.option("--quantize", metavar="4bit|8bit", help="Round the target's weights while loading (bitsandbytes): "
+                     "NF4 or LLM.int8()."),
+        click.option("--memory", default="check", show_default=True, metavar="MODE",
+                     help="check: refuse to load what does not fit; plan: print what it takes and load nothing, "
+                     "plan:8x80 for 8 GPUs of 80 GB; ignore: load without a look."),
+    )  # fmt: skip
+    command: Callable[..., Any] = function
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def print_memory(command: str, memory: Any, as_json: bool) -> int:
+    """Print a memory plan; return the exit status, 1 where it does not fit."""
+    from ..capture.memory import gb
+
+    if as_json:
+        print_json(command, {"memory": memory.to_dict()})
+        return 0 if memory.fits else 1
+    rows = [
+        [part.device, *map(gb, (part.weights, part.kv, part.activations, part.context, part.total)),
+         "-" if part.free is None else gb(part.free), "yes" if part.fits else "no"]
+        for part in memory.parts
+    ]  # fmt: skip
+    print_rows(["device", "weights", "KV cache", "activations", "context", "in all", "free", "fits"], rows, align=True)
+    click.echo(f"computed, not measured; weights {gb(memory.target_weights)}"
+               + (f", drafter {gb(memory.drafter_weights)}" if memory.drafter_weights else "")
+               + f", KV cache {memory.kv_per_token / 1024:.1f} KB a token")  # fmt: skip
+    for text in (*memory.notes, *memory.hints):
+        note(f"asdsim: {text}")
+    return 0 if memory.fits else 1
 
 
 def check_threads(threads: int) -> None:

@@ -15,7 +15,9 @@ from .common import (
     json_option,
     note,
     note_planned,
+    placing_options,
     print_json,
+    print_memory,
     progress_bar,
     rule_options,
     threads_option,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
               help="Compute each step alone, in the shapes of live decoding: equal to the bit, but slow.")  # fmt: skip
 @click.option("--target", help="Where the target is now, if not under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
+@placing_options
 @click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @click.option("--resume", is_flag=True, expose_value=False,
               help="Accepted as in capture, but not needed: cover always continues.")  # fmt: skip
@@ -56,8 +59,8 @@ if TYPE_CHECKING:
 def command(
     trace: Path, grids: list[Grid], table: str | None, max_steps: int | None, max_minutes: float | None, batch: int,
     group: int | None, kv_gb: float, faithful: bool, target: str | None, drafter: str | None, offline: bool,
-    as_json: bool, cluster: Any,
-) -> None:  # fmt: skip
+    as_json: bool, cluster: Any, **layout: Any,
+) -> int:  # fmt: skip
     """Complete TRACE for a grid: run the model at just the prefixes that the grid needs and the trace lacks.
 
     Afterwards a replay of these settings is exact: it gives the same tokens as live decoding. You can interrupt the
@@ -72,14 +75,21 @@ def command(
             "--max-steps and --max-minutes order the steps of all requests, which --ray does not",
             fix="leave them out; Ctrl-C keeps what is finished",
         )
+    from ..capture.reload import Placing, plan_pair
     from ..rules.settings import parse_schedule
     from ..trace.reader import load_manifest
 
     by_batch = None if table is None else parse_schedule(table)
     if by_batch and any(grid.layout.rule != "asd" or grid.layout.width for grid in grids):
         raise UsageError("--K-by-batch chooses the draft length of asd", fix="leave --K and --rule out")
+    manifest, placing = load_manifest(trace)[0], Placing(**layout)
+    note_planned(trace, manifest)
+    if placing.memory.startswith("plan"):
+        from ..live.cover import cover_load
 
-    note_planned(trace, load_manifest(trace)[0])
+        load = cover_load(trace, batch=batch, kv_bytes=int(kv_gb * 2**30), faithful=faithful)
+        memory = plan_pair(manifest, load, target=target, drafter=drafter, offline=offline, placing=placing)
+        return print_memory("cover", memory, as_json)
     with progress_bar(1, "cover", "pair") as bar:
 
         def report(progress: Any) -> None:
@@ -90,7 +100,7 @@ def command(
 
         how: dict[str, Any] = {
             "batch": batch, "kv_bytes": int(kv_gb * 2**30), "faithful": faithful, "by_batch": by_batch,
-            "target": target, "drafter": drafter, "offline": offline, "report": report,
+            "target": target, "drafter": drafter, "offline": offline, "placing": placing, "report": report,
         }  # fmt: skip
         if cluster is None:
             from ..live.cover import cover_trace
@@ -121,6 +131,7 @@ def command(
     if progress.interrupted:
         note("asdsim: interrupted; what was computed is kept, run the same command to continue")
         raise click.exceptions.Exit(130)
+    return 0
 
 
 def _print(progress: Progress) -> None:

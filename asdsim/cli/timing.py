@@ -14,6 +14,7 @@ from .common import (
     config_option,
     json_option,
     note,
+    placing_options,
     print_json,
     print_rows,
     progress_bar,
@@ -34,6 +35,7 @@ from .quality_options import bootstrap_options, check_resamples, cost_of, cost_o
 )
 @click.option("--target", help="Where the target is now, if not under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
+@placing_options
 @click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @cost_option
 @bootstrap_options
@@ -43,6 +45,7 @@ from .quality_options import bootstrap_options, check_resamples, cost_of, cost_o
 def command(
     trace: Path, policy: Path, limit: int, tokens: int | None, max_drift: float, interleave: bool, target: str | None,
     drafter: str | None, offline: bool, cost: str, resamples: int, seed: int, as_json: bool,
+    **layout: Any,
 ) -> int:  # fmt: skip
     """Time a frozen setting live on the models of TRACE: the target alone, strict, the setting, strict again.
 
@@ -56,6 +59,7 @@ def command(
     if cost == "none":
         raise UsageError("timing needs step times for its prediction", fix="leave --cost out, or name step times")
     from .. import result as api
+    from ..capture.reload import Placing
     from ..live.timing import RUNS, keep, time_policy
     from ..rules.frozen import read_policy
     from ..stats import few
@@ -67,8 +71,8 @@ def command(
     with progress_bar(4 * limit, "timing", "request") as bar:
         timed = time_policy(
             trace, grid, limit=limit, tokens=tokens, cost=model, max_drift=max_drift / 100, interleave=interleave,
-            policy=record, target=target, drafter=drafter, offline=offline, resamples=resamples, seed=seed,
-            progress=bar.update,
+            policy=record, target=target, drafter=drafter, offline=offline, placing=Placing(**layout),
+            resamples=resamples, seed=seed, progress=bar.update,
         )  # fmt: skip
     measured, plain = (
         [float(ends[0]) for ends in (found.value, found.low, found.high)]

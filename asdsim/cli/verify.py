@@ -14,6 +14,7 @@ from .common import (
     counted,
     json_option,
     note,
+    placing_options,
     print_json,
     progress_bar,
     rule_options,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
               "under --regret probability, the margin of a decision is in probability.")  # fmt: skip
 @click.option("--target", help="Where the target is now, if not under its recorded name.")
 @click.option("--drafter", help="The same for the drafter.")
+@placing_options
 @click.option("--offline", is_flag=True, help="Use only files on this machine.")
 @ray_options()
 @threads_option
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 def command(
     trace: Path, grids: list[Grid] | None, sample: int | None, seed: int,
     near_tie: float | None, target: str | None, drafter: str | None, offline: bool, as_json: bool,
-    cluster: Any,
+    cluster: Any, **layout: Any,
 ) -> int:  # fmt: skip
     """Decode live under the rule and compare with the walk of TRACE, token for token.
 
@@ -54,6 +56,8 @@ def command(
         raise UsageError(f"--sample {sample} is below 1", fix="give at least 1")
     if near_tie is not None and not near_tie >= 0:
         raise UsageError(f"--near-tie {near_tie} is not a margin", fix="give a number >= 0, in logits")
+    from ..capture.reload import Placing
+
     with progress_bar(1, "verify", "pair") as bar:
 
         def progress(done: int, total: int) -> None:
@@ -62,7 +66,7 @@ def command(
 
         how: dict[str, Any] = {
             "sample": sample, "seed": seed, "near_tie": near_tie, "target": target, "drafter": drafter,
-            "offline": offline, "progress": progress,
+            "offline": offline, "placing": Placing(**layout), "progress": progress,
         }  # fmt: skip
         if cluster is None:
             from ..live.verify import verify_trace

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..capture.cover import Progress
 from ..capture.interrupt import uninterrupted
-from ..capture.reload import check_exact, load_pair
+from ..capture.reload import Placing, check_exact, load_pair
 from ..capture.vocabulary import grown_vocabulary
 from ..live.cover import at_each_length, cover_requests, note_covered, note_faithful
 from ..rules.settings import Grid, Schedule
@@ -37,10 +37,13 @@ class Pair:
     target: str | None = None
     drafter: str | None = None
     offline: bool = False
+    placing: Placing | None = None
 
     def load(self) -> tuple[Any, Any]:
         """Load target and drafter."""
-        return load_pair(self.manifest, target=self.target, drafter=self.drafter, offline=self.offline)
+        return load_pair(
+            self.manifest, target=self.target, drafter=self.drafter, offline=self.offline, placing=self.placing
+        )
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ def cover_on(
     target: str | None = None,
     drafter: str | None = None,
     offline: bool = False,
+    placing: Placing | None = None,
     report: Callable[[Progress], None] | None = None,
     note: Note = lambda text: None,
 ) -> Progress:
@@ -115,7 +119,7 @@ def cover_on(
     """
     with OwnedTrace.append(path) as writer:
         assert isinstance(writer, OwnedTrace)
-        pair = Pair(writer.manifest.replace(shards=[]), target, drafter, offline)
+        pair = Pair(writer.manifest.replace(shards=[]), target, drafter, offline, placing)
         how = {"batch": batch, "group": group, "kv_bytes": kv_bytes, "faithful": faithful, "by_batch": by_batch}
         total = Progress(pairs=sum(map(len, grids)) * len(writer.completed))
         began = time.monotonic()

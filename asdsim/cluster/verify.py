@@ -15,6 +15,7 @@ from .pool import Item, Note, Pool, Replica, Where
 from .walk import outline
 
 if TYPE_CHECKING:
+    from ..capture.reload import Placing
     from ..capture.verify import Difference
 
 PAIRS = 32
@@ -61,6 +62,7 @@ def verify_on(
     target: str | None = None,
     drafter: str | None = None,
     offline: bool = False,
+    placing: Placing | None = None,
     progress: Callable[[int, int], None] | None = None,
     note: Note = lambda text: None,
 ) -> Verification:
@@ -87,7 +89,7 @@ def verify_on(
         return len(answer)
 
     found = Verification(pairs=len(pairs), threshold=threshold_of(manifest, near_tie))
-    pair = Pair(manifest.replace(shards=[]), target, drafter, offline)
+    pair = Pair(manifest.replace(shards=[]), target, drafter, offline, placing)
     with Pool(where, VerifyReplica, (pair,), note) as pool:
         pool.run(items, taken, lambda: (found.threshold,), most=4)
         if pool.interrupted:

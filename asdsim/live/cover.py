@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..engines.processes import own_directory
 from ..rules.settings import Grid, Schedule
 from ..trace.covered import grid_entry
 from ..trace.graph import Graph, build_graph
@@ -20,6 +21,8 @@ from ..walk.ladder import demand_of_all, ladder_of
 
 if TYPE_CHECKING:
     from ..capture.cover import Progress
+    from ..capture.memory import Load
+    from ..capture.reload import Placing
     from ..records import StepRecord, StepTables
     from ..trace.reader import Trace
 
@@ -38,6 +41,7 @@ def cover_trace(
     target: str | None = None,
     drafter: str | None = None,
     offline: bool = False,
+    placing: Placing | None = None,
     report: Callable[[Progress], None] | None = None,
 ) -> Progress:
     """Complete a trace directory for a grid, or several; see :func:`asdsim.capture.cover.cover`.
@@ -53,10 +57,14 @@ def cover_trace(
         If the models are not those of the trace, or their steps are not functions of the prefix.
     """
     load_manifest(path)  # refused before models are loaded
+    path = own_directory(path)
     with TraceWriter.append(path) as writer:
         from ..capture.reload import check_exact, load_pair
 
-        models = load_pair(writer.manifest, target=target, drafter=drafter, offline=offline)
+        models = load_pair(
+            writer.manifest, target=target, drafter=drafter, offline=offline, placing=placing,
+            load=cover_load(path, batch=batch, kv_bytes=kv_bytes, faithful=faithful),
+        )  # fmt: skip
         check_exact(models[1], writer.manifest)
         total: Progress | None = None
         grids = [grid] if isinstance(grid, Grid) else list(grid)
@@ -75,6 +83,16 @@ def cover_trace(
                 break
         assert total is not None
         return total
+
+
+def cover_load(path: Path, *, batch: int = 32, kv_bytes: int = 2 << 30, faithful: bool = False) -> Load:
+    """Return what the models of a trace have to hold to complete it."""
+    from ..capture.reload import live_load
+    from ..trace.reader import read_trace
+
+    trace = read_trace(path, verify=False)
+    alone = live_load(trace.manifest, trace.request_records())
+    return replace(alone, sessions=64) if faithful else replace(alone, batch=batch, kv_bytes=kv_bytes)
 
 
 def cover_with(

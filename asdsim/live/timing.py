@@ -27,6 +27,7 @@ from ..stats import Intervals
 
 if TYPE_CHECKING:
     from ..capture.loop import Course
+    from ..capture.reload import Placing
     from ..records import RequestRecord
 
 MAX_DRIFT = 0.03
@@ -103,6 +104,7 @@ def time_policy(
     target: str | None = None,
     drafter: str | None = None,
     offline: bool = False,
+    placing: Placing | None = None,
     models: tuple[Any, Any] | None = None,
     resamples: int = stats.RESAMPLES,
     seed: int = 0,
@@ -129,7 +131,7 @@ def time_policy(
         of them alike.
     policy : dict, optional
         Content of a policy file: its models must be the trace's.
-    target, drafter, offline
+    target, drafter, offline, placing
         See :func:`asdsim.capture.reload.load_pair`.
     models : (Target, Drafter), optional
         At hand already.
@@ -164,9 +166,12 @@ def time_policy(
     if not records:
         raise UsageError("the trace has no request to time", where=str(path))
     from ..capture.loop import decode
-    from ..capture.reload import load_pair
+    from ..capture.reload import live_load, load_pair
 
-    at_hand = models or load_pair(trace.manifest, target=target, drafter=drafter, offline=offline)
+    at_hand = models or load_pair(
+        trace.manifest, target=target, drafter=drafter, offline=offline, placing=placing,
+        load=live_load(trace.manifest, records),
+    )  # fmt: skip
     setting, width = grid.policy(0), trace.manifest.num_draft_tokens
 
     def run(policy: Policy | None, record: RequestRecord) -> tuple[int, int, int, float]:

@@ -14,6 +14,7 @@ from ..trace.covered import covered_grids, covered_settings
 from ..trace.graph import build_graph
 
 if TYPE_CHECKING:
+    from ..capture.reload import Placing
     from ..capture.verify import Difference
     from ..rules.settings import Policy
     from ..trace.manifest import Manifest
@@ -69,6 +70,7 @@ def verify_trace(
     target: str | None = None,
     drafter: str | None = None,
     offline: bool = False,
+    placing: Placing | None = None,
     models: tuple[Any, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
@@ -96,12 +98,15 @@ def verify_trace(
     UsageError
         If no grid is given and none is covered.
     """
-    from ..capture.reload import load_pair
+    from ..capture.reload import live_load, load_pair
     from ..result import load
 
     trace = load(path)
     pairs = pairs_of(trace, grids, sample, seed)
-    at_hand = models or load_pair(trace.manifest, target=target, drafter=drafter, offline=offline)
+    at_hand = models or load_pair(
+        trace.manifest, target=target, drafter=drafter, offline=offline, placing=placing,
+        load=live_load(trace.manifest, trace.request_records()),
+    )  # fmt: skip
     found = Verification(pairs=len(pairs), threshold=threshold_of(trace.manifest, near_tie))
     for done, outcome in enumerate(compared(trace, at_hand, pairs, found.threshold), start=1):
         found.count(outcome)

@@ -65,10 +65,8 @@ def jobs_of(requests: list[RequestRecord]) -> list[Job]:
 def everything(target: HFTarget, drafter: Any, requests: list[RequestRecord]) -> list[Any]:
     """Return what capturing, and covering in either way, records."""
     recorder = Recorder(divergences=() if drafter.vocab_size is None else ("kl",))
-    steps = [step for request in requests for step in decode(target, drafter, request, STRICT, K, recorder).steps]
-    steps += [
-        step for request in requests[:1] for step in decode(target, drafter, request, Policy(4, 1, 2), K, recorder).steps
-    ]
+    asked = [*((request, STRICT) for request in requests), (requests[0], Policy(4, 1, 2))]
+    steps = [step for one, policy in asked for step in decode(target, drafter, one, policy, K, recorder).steps]
     jobs = jobs_of(requests)
     for runner in (
         BatchRunner(target, drafter, K, recorder, batch=4), BatchRunner(target, drafter, K, recorder, 4, kv_bytes=0),
@@ -105,9 +103,7 @@ def test_a_model_split_by_hooks_gives_the_same_trace(requests: Requests, tmp_pat
     assert parted.model.lm_head.weight.device.type == "meta", "nothing was parted"
     one = HFTarget(model, "tiny")
     some = requests(3, limit=8, seed=5)
-    runs = [
-        everything(target, drafter_of(spec, target, checkpoint_of(spec)), some) for target in (one, parted)
-    ]
+    runs = [everything(target, drafter_of(spec, target, checkpoint_of(spec)), some) for target in (one, parted)]
     assert_same(*runs)
     assert one.describe() == parted.describe()
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate import dispatch_model
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
 
 
 def split_map(layers: int) -> dict[str, str]:
@@ -101,6 +101,11 @@ def pretended() -> Iterator[FakeTensorMode]:
     def zeros(tensor: torch.Tensor, *_: Any) -> Any:
         return np.zeros(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
+    from_real_tensor = FakeTensorConverter.from_real_tensor
+
+    def without_numbers(*given: Any, make_constant: bool = False, **more: Any) -> Any:
+        return from_real_tensor(*given, **more)  # a tensor whose numbers are known would be moved for real
+
     def apply(module: torch.nn.Module, function: Any, recurse: bool = True) -> torch.nn.Module:
         for child in module.children() if recurse else ():
             child._apply(function)
@@ -113,6 +118,7 @@ def pretended() -> Iterator[FakeTensorMode]:
         return module
 
     with pytest.MonkeyPatch.context() as patch, FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        patch.setattr(FakeTensorConverter, "from_real_tensor", without_numbers)
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", _attention)
         patch.setattr(torch.nn.Module, "_apply", apply)
         patch.setattr(torch.Tensor, "contiguous", lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
@@ -122,5 +128,7 @@ def pretended() -> Iterator[FakeTensorMode]:
         patch.setattr(torch.Tensor, "tolist", lambda tensor: zeros(tensor).tolist())
         for name, kind in (("__int__", int), ("__float__", float), ("__bool__", bool), ("item", int)):
             patch.setattr(torch.Tensor, name, lambda tensor, kind=kind: kind(0))
-        patch.setattr(torch.Tensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata + tensor.storage_offset())
+        patch.setattr(
+            torch.Tensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata + tensor.storage_offset()
+        )
         yield mode

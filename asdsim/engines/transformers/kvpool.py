@@ -125,17 +125,18 @@ class KVPool:
                 last = slot
         if not row_of:
             return
+        most = self.max_bytes // self._slot_bytes() if self._keys else 0
         rows_at, columns_at = _on_each_device(torch.tensor(row_of)), _on_each_device(torch.tensor(column_of))
         for pool, name in ((self._keys, "keys"), (self._values, "values")):
             for layer, entry in enumerate(cache.layers):
                 held_now = getattr(entry, name)
                 device = held_now.device
-                _put(pool, layer, base, held_now[rows_at(device), :, columns_at(device)])
+                _put(pool, layer, base, held_now[rows_at(device), :, columns_at(device)], most)
         if self.lm.taps:
             assert self.lm.states is not None
             states, device = self.lm.states, self.lm.device
             older = cache.layers[0].keys.shape[-2] - states.shape[1]  # columns that were held, not run
-            _put(self._states, 0, base, states[rows_at(device), columns_at(device) - older])
+            _put(self._states, 0, base, states[rows_at(device), columns_at(device) - older], most)
 
     def states(self, slots: Sequence[int]) -> torch.Tensor:
         """Return the tapped states (n, taps x d) of slots."""
@@ -157,12 +158,14 @@ def _on_each_device(index: torch.Tensor) -> Callable[[torch.device], torch.Tenso
     return lru_cache(maxsize=None)(index.to)
 
 
-def _put(pool: list[torch.Tensor], layer: int, base: int, fresh: torch.Tensor) -> None:
-    """Write ``fresh`` from slot ``base`` on, and let the pool grow where it must."""
+def _put(pool: list[torch.Tensor], layer: int, base: int, fresh: torch.Tensor, most: int) -> None:
+    """Write ``fresh`` from slot ``base`` on, and let the pool grow where it must; it doubles up to ``most`` slots."""
     if layer == len(pool):
         pool.append(fresh.new_zeros((GROWTH, *fresh.shape[1:])))
-    while base + len(fresh) > len(pool[layer]):
-        pool[layer] = torch.cat([pool[layer], torch.zeros_like(pool[layer])])
+    held, needed = len(pool[layer]), base + len(fresh)
+    if needed > held:
+        room = max(needed, min(2 * held, most) if most else 2 * held)
+        pool[layer] = torch.cat([pool[layer], fresh.new_zeros((room - held, *fresh.shape[1:]))])
     pool[layer][base : base + len(fresh)] = fresh
 
 

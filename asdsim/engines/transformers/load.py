@@ -18,6 +18,7 @@ from typing import Any
 
 from ...errors import CaptureError, UsageError, unknown_name
 from ...files import read_json
+from ..processes import world_size
 from .fetch import WheelFile, built_once, cache_dir, fetch
 
 BUILT_IN = ("smollm2-135m",)
@@ -149,7 +150,7 @@ def load_model(
     device_map : str, optional
         ``auto`` to spread the layers over all devices, or a file for :func:`read_device_map`.
     places : mapping, optional
-        The map that ``auto`` stands for, see :mod:`asdsim.capture.memory`; accelerate's where left out.
+        The map that ``device_map`` stands for; that of ``auto`` is accelerate's where left out.
     tp : int, optional
         Processes, started by ``torchrun``, that share each layer (tensor parallelism).
     quantize : str, optional
@@ -161,7 +162,7 @@ def load_model(
         On an unknown name, dtype or device; if the model cannot be had or read.
     """
     check_name(name)
-    check_placing(device, device_map, tp, quantize)
+    check_placing(device, device_map if places is None else None, tp, quantize)
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, list(DTYPES))
     try:
@@ -212,15 +213,13 @@ def _placing(
     dtype: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Return arguments of ``from_pretrained``; none for a whole model on one device."""
-    from .place import world_size
-
     processes = world_size()
     if processes != (tp or 1):
         if tp is None:
             raise UsageError(f"torchrun started {processes} processes", fix=f"add --tp {processes}")
         raise UsageError(
-            f"--tp {tp} needs {tp} processes, but {processes} run",
-            fix=f"start it as torchrun --nproc-per-node {tp} -m asdsim ..",
+            f"--tp {tp} needs {tp} processes, here {'is one' if processes == 1 else f'are {processes}'}",
+            fix=f"start it as torchrun --nproc-per-node {tp} -m asdsim .., or lay the model out with --device-map auto",
         )
     if tp is not None:
         return _tensor_parallel(tp)
@@ -234,7 +233,9 @@ def _placing(
         extra = {"quantization_config": BitsAndBytesConfig(**{f"load_in_{quantize}": True}, **four)}
         extra["device_map"] = {"": place}
     if device_map is not None:
-        extra["device_map"] = dict(places or {}) or "auto" if device_map == "auto" else read_device_map(device_map)
+        extra["device_map"] = dict(places) if places else device_map
+        if not places and device_map != "auto":
+            extra["device_map"] = read_device_map(device_map)
         if isinstance(extra["device_map"], str) or "disk" in extra["device_map"].values():
             extra["offload_folder"] = tempfile.mkdtemp(prefix="asdsim-offload-")
             atexit.register(shutil.rmtree, extra["offload_folder"], ignore_errors=True)
@@ -242,8 +243,10 @@ def _placing(
 
 
 def _tensor_parallel(tp: int) -> dict[str, Any]:
+    import torch
     from transformers.distributed import DistributedConfig
 
+    atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
     try:
         return {"distributed_config": DistributedConfig(tp_size=tp)}
     except TypeError:  # before Transformers 5.14 or so

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-
-Value = TypeVar("Value")
 
 
 def device_of(module: Any) -> torch.device:
@@ -69,30 +66,8 @@ def is_sharded(model: Any) -> bool:
     return any(hasattr(tensor, "full_tensor") for tensor in model.parameters())
 
 
-# ---- processes -------------------------------------------------------------------------------------------------------
-
-
-def rank() -> int:
-    """Return the number of this process among those that ``torchrun`` started; 0 where it did not."""
-    return int(os.environ.get("RANK", 0)) if "TORCHELASTIC_RUN_ID" in os.environ else 0
-
-
-def world_size() -> int:
-    """Return how many processes ``torchrun`` started; 1 where it did not."""
-    return int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
-
-
 def from_first(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor of process 0, so that all processes decide alike."""
+    """Return the tensor of the first process, so that all processes decide alike."""
     tensor = tensor.contiguous()
     torch.distributed.broadcast(tensor, 0)
     return tensor
-
-
-def value_of_first(value: Value) -> Value:
-    """Return the value of process 0; the value itself where there is but one process."""
-    if world_size() == 1 or not torch.distributed.is_initialized():
-        return value
-    held = [value]
-    torch.distributed.broadcast_object_list(held, 0)
-    return held[0]
