@@ -75,8 +75,8 @@ def _print(found: Plan) -> None:
         )
     if found.memory["whole"] is not None:
         click.echo(
-            f"memory to read it: ~{found.memory['whole'] / 1e9:.1f} GB at once, "
-            f"~{found.memory['shard'] / 1e9:.1f} GB for one of {counted(found.memory['shards'], 'shard')}"
+            f"memory to read it: ~{_rounded(found.memory['whole'] / 1e9)} GB at once, "
+            f"~{_rounded(found.memory['shard'] / 1e9)} GB for one of {counted(found.memory['shards'], 'shard')}"
         )
     click.echo("Assumed: " + ";\n  ".join(found.assumptions) + ".")
 

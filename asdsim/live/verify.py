@@ -86,7 +86,7 @@ def verify_trace(
         Draw so many (request, setting) pairs by ``seed`` instead of all.
     near_tie : float, optional
         Threshold in logits; by default :data:`asdsim.capture.verify.NEAR_TIE` of the trace's logits dtype.
-    target, drafter, offline
+    target, drafter, offline, placing
         See :func:`asdsim.capture.reload.load_pair`.
     models : (Target, Drafter), optional
         At hand already.

@@ -13,8 +13,18 @@ import tempfile
 from functools import reduce
 from pathlib import Path
 
-from ..errors import TraceError, UsageError
-from ..files import Fields, is_remote, names_in, read_octets, sync_directory, to_path, write_atomically, write_over
+from ..errors import AsdsimError, TraceError, UsageError
+from ..files import (
+    Fields,
+    is_remote,
+    names_in,
+    read_octets,
+    reason_of,
+    sync_directory,
+    to_path,
+    write_atomically,
+    write_over,
+)
 from . import manifest as manifests
 from .reader import Trace, read_trace
 from .vocabulary import Vocabulary
@@ -160,8 +170,13 @@ def _write(target: Path, shards: list[Trace], total: int) -> None:
             writer.update_manifest(grids=grids)
             if vocabularies:
                 store_vocabulary(writer, reduce(Vocabulary.join, vocabularies))
-        with os_errors(target):
-            _publish(staging, target)
+        _publish(staging, target)
+    except AsdsimError:
+        raise
+    except Exception as error:
+        if not reason_of(error):
+            raise
+        raise TraceError(f"cannot be written: {reason_of(error)}", where=str(target)) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

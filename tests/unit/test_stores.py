@@ -356,7 +356,7 @@ def test_a_join_that_fails_leaves_no_trace(store: Any, monkeypatch: pytest.Monke
     write_shards(store / "t")
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_over", lambda *given: (_ for _ in ()).throw(OSError(28, "No space left")))
-        with pytest.raises(TraceError, match="no space left"):
+        with pytest.raises(TraceError, match="No space left"):
             join(store / "t")
     assert MANIFEST not in names_in(store / "t")
     assert len(join(store / "t").request_ids()) == 5
