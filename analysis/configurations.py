@@ -90,6 +90,7 @@ def _rows(folder: Path, allow_code: bool) -> list[dict[str, Any]]:
         found.append({
             "drafter": kind, "K": K, "task": task, "requests": int(strict["requests"]), "strict": strict, "asd": asd,
             "verification": cost.verification(K, CONTEXT), "draft": float(cost.draft_us(K) / cost.pass_us(1)),
+            "notes": cost.notes(),
         })  # fmt: skip
     return found
 
@@ -149,7 +150,10 @@ def _cost_table(rows: list[dict[str, Any]]) -> str:
         if row["task"] == "all":
             draft, verify = row["draft"], row["verification"]
             lines.append(f"| {row['drafter']} | {row['K']} | {draft:.2f} | {verify:.2f} | {draft + verify:.2f} |")
-    return "\n".join(lines)
+    said = [
+        f"- {row['drafter']}, K={row['K']}: {text}" for row in rows if row["task"] == "all" for text in row["notes"]
+    ]
+    return "\n".join([*lines, *([""] if said else []), *said])
 
 
 def _why_table(rows: list[dict[str, Any]]) -> str:
