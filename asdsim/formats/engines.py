@@ -111,7 +111,7 @@ def settings_for(engine: str, rates: Rates) -> dict[str, Any]:
         options["flags"] = f"--num-speculative-tokens {width}" + (
             f" --speculative-acceptance-rate {rate}" if width else ""
         )
-        notes.append("flags of blis run and blis replay; a step gives 1 + rate x K tokens, the mean of this setting")
+        notes = ["flags of blis run and blis replay; a step gives 1 + rate x K tokens, the mean of this setting"]
     else:
         options = {"nextn": width, "nextn_accepted": round(accepted, 6)}
         notes.append("older releases take nextn_accept_rates, the conditional rates, in place of nextn_accepted")
