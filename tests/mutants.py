@@ -268,7 +268,6 @@ MUTANTS = [
     *changes("asdsim/capture/passes.py", PASSES, [
         ("            if repeat:\n", "            if True:\n"),
         ("1e3 * (t0 - before + self.clock() - t2)", "1e3 * (self.clock() - t2)"),
-        ("if width > 1 else Proposal([])", "if width > 2 else Proposal([])"),
         ("float(np.median(passes))", "float(np.mean(passes))"),
         ("if abs(there / here - 1) > MAX_APART:", "if there / here - 1 < -MAX_APART:"),
         ("if spread > MAX_SPREAD:", "if spread > 10 * MAX_SPREAD:"),
