@@ -215,8 +215,8 @@ THREADS = "ASDSIM_THREADS"
 def threads_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--threads``, for commands that run models.
 
-    Threads of OpenMP that wait for each other do not spin, unless the environment says so: with a neighbour on one of
-    two cores, spinning made a pass of two threads 20 times slower.
+    Threads of OpenMP that wait for each other do not spin, unless the environment says so: on two cores shared with
+    other programs, spinning made a pass of two threads 20 times slower.
     """
 
     def callback(ctx: click.Context, _param: click.Parameter, value: int | None) -> None:

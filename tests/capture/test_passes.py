@@ -63,13 +63,13 @@ def test_every_width_is_timed_as_often_whatever_the_drafter_offers(drafted: list
 
 def test_rows_are_medians_and_spreads() -> None:
     rows = table_rows(
-        {(1, 1): [(2.0, 0.1, 10), (4.0, 0.1, 20), (3.0, 0.1, 30)], (1, 3): [(9.0, 1.5, 7)]}, {5: [4.0, 8]}
+        {(1, 1): [(2.0, 0.1, 10), (7.0, 0.1, 20), (3.0, 0.1, 30)], (1, 3): [(9.0, 1.5, 7)]}, {5: [4.0, 8]}
     )
     assert rows[0] == {"batch": 1, "width": 1, "milliseconds": 3.0, "context": 20.0, "draft_milliseconds": 0.0,
-                       "spread": pytest.approx(0.5 / 3)}  # fmt: skip
+                       "spread": pytest.approx(1.25 / 3)}  # fmt: skip
     assert rows[1]["draft_milliseconds"] == 1.5 and rows[1]["spread"] == 0.0
     assert rows[2] == {"prompt": 5, "milliseconds": 6.0}
-    assert from_pass_rows(rows, "rows").spread == pytest.approx(0.5 / 3)
+    assert from_pass_rows(rows, "rows").spread == pytest.approx(1.25 / 3)
 
 
 def test_too_few_tokens_leave_no_record() -> None:
