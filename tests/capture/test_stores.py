@@ -88,7 +88,7 @@ def test_a_capture_and_a_cover_killed_at_random_moments(tmp_path: Path, s3: S3) 
 
     def cover_at(place: str) -> None:
         with TraceWriter.append(place) as writer:
-            writer.flush_seconds = 0.0
+            writer.flush_seconds = 0.2
             assert cover_with(writer, models(), SETTINGS, batch=3).complete
 
     local, url, rng, kills = str(tmp_path / "t"), f"{s3.url}/t", random.Random(1), 0
