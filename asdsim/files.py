@@ -113,15 +113,11 @@ def reaching(path: Path, error: type[AsdsimError] = UsageError) -> Iterator[None
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names in a folder, sorted; none where it does not exist."""
+    """Return the names in a folder, sorted; none where there is no folder."""
     try:
         return sorted(name for entry in folder.iterdir() if (name := entry.name))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    except NotADirectoryError:
-        if is_remote(folder):  # has no object
-            return []
-        raise
 
 
 def has_folder(file: Path) -> bool:

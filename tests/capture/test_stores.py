@@ -6,6 +6,8 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from tests.conftest import KEY, S3, SECRET
 from tests.support.tracefiles import difference
 
 pytest.importorskip("upath")
+ROOT = Path(__file__).parents[2]
 SETTINGS = Grid.product([0, 1, 4], [0.25, 2], [1, 3])
 GRID = ("--B", "0,4", "--g", ".5", "--M", "2")
 
@@ -70,49 +73,77 @@ def test_a_capture_covered_verified_and_joined_in_a_store(
         assert word not in printed and not [name for name, data in s3.read().items() if word.encode() in data]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
-def test_a_capture_and_a_cover_killed_at_random_moments(tmp_path: Path, s3: S3) -> None:
-    """Between any two requests to the store, four times each; then they go on, and nothing is lost or twice."""
+# Imports once and has no thread, then forks one child per attempt.
+SERVER = """
+import os, sys
+from tests.capture.test_stores import WORK
+print("ready", flush=True)
+for line in sys.stdin:
+    name, place = line.split()
+    child = os.fork()
+    if child == 0:
+        try:
+            WORK[name](place)
+        finally:
+            os._exit(0)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def capture_into(place: str) -> None:
     target, drafter = models()
     manifest = Manifest(
         target=target.describe(), drafter=drafter.describe(), vocab_size=20, num_draft_tokens=K, max_new_tokens=40
     )
+    with TraceWriter.resume(place, manifest) as writer:
+        for n in range(4):
+            request = RequestRecord(f"toy/{n}", "toy", (1, n), "", None, 40, target.eos_ids)
+            if request.request_id not in writer.completed:
+                writer.add_request(request, decode(target, drafter, request, STRICT, K, Recorder()).steps)
+                writer.flush()
 
-    def capture_into(place: str) -> None:
-        with TraceWriter.resume(place, manifest) as writer:
-            for n in range(4):
-                request = RequestRecord(f"toy/{n}", "toy", (1, n), "", None, 40, target.eos_ids)
-                if request.request_id not in writer.completed:
-                    writer.add_request(request, decode(target, drafter, request, STRICT, K, Recorder()).steps)
-                    writer.flush()
 
-    def cover_at(place: str) -> None:
-        with TraceWriter.append(place) as writer:
-            writer.flush_seconds = 0.0
-            assert cover_with(writer, models(), SETTINGS, batch=3).complete
+def cover_at(place: str) -> None:
+    with TraceWriter.append(place) as writer:
+        writer.flush_seconds = 0.2
+        assert cover_with(writer, models(), SETTINGS, batch=3).complete
 
+
+WORK = {"capture": capture_into, "cover": cover_at}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_a_capture_and_a_cover_killed_at_random_moments(tmp_path: Path, s3: S3) -> None:
+    """Between any two requests to the store, four times each; then they go on, and nothing is lost or twice."""
     local, url, rng, kills = str(tmp_path / "t"), f"{s3.url}/t", random.Random(1), 0
-    capture_into(local)
-    cover_at(local)
-    for work in (capture_into, cover_at):
-        for _ in range(4):
-            puts = written(s3) + rng.randint(1, 9)
-            child = os.fork()
-            if child == 0:
-                with contextlib.suppress(BaseException):
-                    work(url)
-                os._exit(0)
-            ended = 0
-            while written(s3) < puts and not ended:
-                ended = os.waitpid(child, os.WNOHANG)[0]
-                time.sleep(0.001)
-            if not ended:
-                os.kill(child, signal.SIGKILL)
-                kills += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-            if MANIFEST in names_in(to_path(url)):  # whatever the moment, what is there is whole
-                found = read_trace(url).request_ids()
-                assert found == [f"toy/{n}" for n in range(len(found))]
-        work(url)
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert server.stdin is not None and server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
+    try:
+        for name, work in WORK.items():
+            work(local)
+            for _ in range(4):
+                puts = written(s3) + rng.randint(1, 9)
+                server.stdin.write(f"{name} {url}\n")
+                server.stdin.flush()
+                child = int(server.stdout.readline())
+                until = time.monotonic() + 20
+                while written(s3) < puts and time.monotonic() < until:
+                    time.sleep(0.002)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+                kills += int(server.stdout.readline()) == -signal.SIGKILL
+                if MANIFEST in names_in(to_path(url)):  # whatever the moment, what is there is whole
+                    found = read_trace(url).request_ids()
+                    assert found == [f"toy/{n}" for n in range(len(found))]
+            work(url)
+    finally:
+        server.stdin.close()
+        server.wait(60)
     assert kills >= 5
     assert content(to_path(url)) == content(Path(local))
     assert read_trace(url).manifest.grids == read_trace(local).manifest.grids
