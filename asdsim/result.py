@@ -33,7 +33,7 @@ from .trace.store import graph_of
 from .trace.stored import Source
 from .trace.tokens import edge_tokens, prefix_tokens
 from .walk import request as columns
-from .walk.estimate import DRAWS, drawn_walks
+from .walk.estimate import COPIES, DRAWS, drawn_walks
 from .walk.off_trace import OFF_TRACE, WALKED, off_trace_code, off_trace_mode
 from .walk.path import visits
 from .walk.sweep import Walks, choose_device, sweep, sweep_graph, walk_grid
@@ -552,7 +552,9 @@ def replay_grid(
     whole = grid.layout.whole if grid.layout.rule == "asd" else DEFAULT
     strict = walk_on(whole, grid.strict) if grid.layout.cuts else None
     if not mode.has_walks:
-        figures = _pooled_figures(whole_graph(graph), grid, strict or walk(grid.strict), chosen, threads, progress)
+        figures = _pooled_figures(
+            whole_graph(graph, COPIES), grid, strict or walk(grid.strict), chosen, threads, progress
+        )
     elif chosen in ("reference", "python"):
         figures = sweep(walk, grid, graph.num_requests, off_trace=off_trace, strict=strict, progress=progress)
     else:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TraceError
+from ..errors import TraceError, UsageError
 from ..records import RequestRecord
 from ..rules.scoring import (
     DEFAULT,
@@ -140,9 +140,19 @@ class Graph:
         return int(self.drafted.shape[0])
 
     @property
+    def num_mismatches(self) -> int:
+        """m."""
+        return int(self.mm_pos.shape[0])
+
+    @property
     def num_parts(self) -> int:
         """Parts that it is in memory by: this one holds all requests."""
         return 1
+
+    @property
+    def room(self) -> float:
+        """Bytes for a graph in one piece: this one is there."""
+        return float("inf")
 
     def parts(self) -> Iterator[tuple[slice, Graph]]:
         """Yield the requests of each part and their graph; see :class:`Graphs`."""
@@ -179,16 +189,49 @@ class Graphs(Protocol):
     def max_draft(self) -> int: ...
 
     @property
+    def num_mismatches(self) -> int: ...
+
+    @property
     def num_parts(self) -> int: ...
+
+    @property
+    def room(self) -> float:
+        """Bytes for a graph in one piece."""
+        ...
 
     def parts(self) -> Iterator[tuple[slice, Graph]]:
         """Yield the requests of each part, in order, and their graph."""
         ...
 
 
-def whole_graph(graphs: Graphs) -> Graph:
-    """Return a graph in one piece: memory grows with the trace."""
-    return graphs if isinstance(graphs, Graph) else join_graphs(graph for _, graph in graphs.parts())
+STEP_BYTES, MISMATCH_BYTES, EDGE_BYTES = 28, 28, 12
+
+
+def whole_graph(graphs: Graphs, copies: int = 1) -> Graph:
+    """Return a graph in one piece: memory grows with the trace.
+
+    Parameters
+    ----------
+    graphs : Graphs
+    copies : int
+        Of the graph that its use takes in all.
+
+    Raises
+    ------
+    UsageError
+        If it is not in one piece yet, and takes more memory than the trace may.
+    """
+    if isinstance(graphs, Graph):
+        return graphs
+    steps, mismatches = graphs.num_steps, graphs.num_mismatches
+    needed = copies * (STEP_BYTES * steps + MISMATCH_BYTES * mismatches + EDGE_BYTES * (steps + mismatches))
+    if needed > graphs.room:
+        raise UsageError(
+            f"this takes the graph of all requests at once, about {needed / 1e9:.1f} GB, and {graphs.room / 1e9:.1f} "
+            "GB are left for it",
+            fix="raise --memory; off-trace modes other than pooled go group by group",
+        )
+    return join_graphs(graph for _, graph in graphs.parts())
 
 
 def join_graphs(graphs: Iterable[Graph]) -> Graph:

@@ -101,7 +101,7 @@ class StreamedTrace(Source):
             if shard.table == "positions":
                 for rows_of in owners:
                     per_request += np.bincount(rows_of, minlength=len(per_request))
-        self.bounds = _cut(per_request, rows)
+        self.bounds = _cut(per_request, self.rows)
         check_group_fits(self.path, self.manifest, int(np.add.reduceat(per_request, self.bounds[:-1]).max(initial=0)))
 
     @property

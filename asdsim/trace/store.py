@@ -127,6 +127,11 @@ class GraphStore:
         return max((largest for _, _, largest in self._all_sizes()), default=0)
 
     @property
+    def room(self) -> float:
+        """Bytes for a graph in one piece, when no group is being read."""
+        return 2 * self.trace.room
+
+    @property
     def num_parts(self) -> int:
         """Groups."""
         return len(self.trace.bounds) - 1

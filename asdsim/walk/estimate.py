@@ -31,6 +31,8 @@ ESTIMATORS = {name: mode.how for name, mode in OFF_TRACE.items() if mode.estimat
 """Ways to continue at a prefix that was not captured."""
 
 DRAWS = 32
+COPIES = 4
+"""Sizes of a graph that drawing takes: the captured steps, two copies of them, and the random numbers."""
 SEED = 0
 
 
@@ -189,7 +191,7 @@ def mean_walks(
     spent : float64 (n, R)
     """
     counts, spent = np.zeros(true.counts.shape, np.int64), np.zeros(true.spent.shape)
-    for drawn in drawn_graphs(whole_graph(graph), draws, seed) if not true.exact.all() else ():
+    for drawn in drawn_graphs(whole_graph(graph, COPIES), draws, seed) if not true.exact.all() else ():
         walks = walk_grid(drawn, grid, off_trace="aligned", device=device, threads=threads)
         counts += walks.counts
         spent += walks.spent

@@ -34,8 +34,6 @@ GRIDS = {
     "wide": WIDE,
     "listed": WIDE[[3, 17, 40]],
     "cut": Grid.product([0, 1, 4], [0.5, 9], [1, 7], K=2),
-    "block": Grid.product([0, 1, 4], [0.5, 9], [2], ledger="block"),
-    "ties": Grid.product([0, 1, 4], [0.5, 9], [2], "lightllm"),
     "rule": rule_grids("mars", {"theta": [0.5, 0.9]})[0],
 }
 
