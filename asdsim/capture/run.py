@@ -455,7 +455,7 @@ def capture(
         plan = replace(plan, out=own_directory(plan.folder).parent / plan.out.name)
     checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
     placing = dict(plan.placing)
-    if plan.memory != "ignore":
+    if plan.memory != "ignore" and plan.target not in BUILT_IN:  # those are small
         memory = memory_of(plan, prompts, checkpoint)
         memory.refuse(plan.target)
         placing["places"] = memory.places or None
