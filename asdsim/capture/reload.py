@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engines.protocol import Drafter, Target
-from ..engines.transformers.load import QUANTIZED, check_placing
+from ..engines.transformers.load import BUILT_IN, QUANTIZED, check_placing
 from ..errors import CaptureError, UsageError
 from ..records import RequestRecord
 from ..trace.manifest import Manifest
@@ -84,7 +84,7 @@ def load_pair(
         drafting["revision"] = manifest.drafter.get("revision")
     checkpoint = check_head(spec, overrides=overrides, **drafting)
     name = target or str(recorded["name"])
-    if load is not None and placing.memory != "ignore":
+    if load is not None and placing.memory != "ignore" and name not in BUILT_IN:
         memory = plan_pair(manifest, load, target=target, drafter=drafter, offline=offline, placing=placing)
         memory.refuse(name)
         layout["places"] = layout["places"] or memory.places or None

@@ -503,7 +503,7 @@ def load(plan: Plan) -> tuple[Any, Any, list[Prompt]]:
 
     checkpoint = check_head(plan.drafter, num_draft_tokens=plan.K, overrides=plan.overrides, **plan.loading)
     placing = dict(plan.placing)
-    if plan.memory != "ignore":
+    if plan.memory != "ignore" and plan.target not in BUILT_IN:  # those are small
         memory = memory_of(plan, prompts, checkpoint)
         memory.refuse(plan.target)
         placing["places"] = memory.places or None

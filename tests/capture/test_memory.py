@@ -13,6 +13,8 @@ import pytest
 from asdsim.capture import memory
 from asdsim.capture.memory import GIB, Load, Shape, Unit, parted, plan_memory, pretended_devices, shape_of
 from asdsim.cli import main
+from asdsim.engines.transformers.forward import LanguageModel
+from asdsim.engines.transformers.kvpool import GROWTH, _put
 from asdsim.errors import CaptureError, UsageError
 from tests.capture.conftest import tiny_llama
 
@@ -64,7 +66,7 @@ def test_keys_and_values_are_those_that_a_model_caches(saved: Path, tmp_path: Pa
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
         cache = DynamicCache(config=model.config)
         with torch.inference_mode():
-            model.model(torch.arange(5)[None], past_key_values=cache)
+            LanguageModel(model).run(torch.arange(5)[None], cache, 1)
         bytes_of = [sum(t.numel() * t.element_size() for t in (layer.keys, layer.values)) for layer in cache.layers]
         shape = shape_of(str(name), dtype="float32")
         assert [5 * unit.kv for unit in shape.units if unit.kv] == bytes_of
@@ -147,6 +149,16 @@ def test_what_does_not_fit_is_refused_with_what_would(saved: Path) -> None:
                plan_memory(name, "lookup", LOAD, dtype="float32", device="cuda:0", devices=gpus).hints)  # fmt: skip
     tiny = plan_memory(name, "lookup", LOAD, dtype="bfloat16", devices={"cpu": 9})
     assert "nothing that was tried fits" in tiny.hints[0]
+
+
+def test_a_pool_doubles_up_to_its_bound() -> None:
+    pool: list[torch.Tensor] = []
+    most, filled = GROWTH + 900, 0
+    for count, room in ((GROWTH, GROWTH), (100, most), (700, most), (500, GROWTH + 1300)):
+        _put(pool, 0, filled, torch.full((count, 2), float(count)), most)
+        filled += count
+        assert len(pool[0]) == room
+    assert pool[0].sum() == 2 * sum(count * count for count in (GROWTH, 100, 700, 500))
 
 
 def test_devices_may_be_pretended() -> None:

@@ -21,7 +21,7 @@ from asdsim.errors import UsageError
 from asdsim.records import RequestRecord
 from asdsim.rules.settings import STRICT
 from asdsim.trace import read_trace
-from tests.capture.conftest import EOS, VOCAB, generate
+from tests.capture.conftest import EOS, VOCAB, generate, word_tokenizer
 from tests.support.devices import split_map
 
 torch = pytest.importorskip("torch")
@@ -68,8 +68,18 @@ def test_a_device_map_is_recorded_and_used_again(saved: Path, tmp_path: Path, ca
 
 def test_a_quantised_target_is_loaded_so_again_and_not_otherwise(saved: Path, tmp_path: Path, capsys: Capsys) -> None:
     pytest.importorskip("bitsandbytes")
-    trace = str(tmp_path / "t")
-    assert run(capsys, *usual(saved, tmp_path / "t", "--quantize", "4bit", "--dtype", "float32"))[0] == 0
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    trace, model = str(tmp_path / "t"), tmp_path / "model"
+    config = LlamaConfig(  # bitsandbytes takes rows of 64 weights on the CPU
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, eos_token_id=EOS, initializer_range=0.15, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(model)
+    word_tokenizer().save_pretrained(model)
+    more = ("--target", str(model), "--quantize", "4bit", "--dtype", "float32")
+    assert run(capsys, *usual(saved, tmp_path / "t", *more))[0] == 0
     manifest = read_trace(trace).manifest
     assert manifest.target["quantization"] == QUANTIZED["4bit"]
     status, _, err = run(capsys, "cover", trace, *GRID, "--offline", "--quantize", "8bit")

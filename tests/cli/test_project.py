@@ -38,7 +38,7 @@ def test_core_is_free_of_models_and_of_cuda() -> None:
     assert {"numba", "numpy", "pyarrow", "polars", "matplotlib", "click"} <= core
     assert not core & {"torch", "transformers", "accelerate", "numba-cuda", "cuda-toolkit"}
     assert set(PROJECT["optional-dependencies"]) == {
-        "browser", "capture", "cuda12", "cuda13", "dev", "gs", "quality", "s3",
+        "browser", "capture", "cuda12", "cuda13", "dev", "gs", "quality", "quantize", "ray", "s3",
     }  # fmt: skip
 
 
