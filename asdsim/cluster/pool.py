@@ -352,6 +352,7 @@ def connect(where: Where) -> bool:
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if where.address == "local":
         cores = max(os.cpu_count() or 1, where.threads * (where.replicas or 1))
+        os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")  # a busy machine may need more than its 60
         how |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": LOCAL_STORE}
     for attempt in range(STARTS):
         try:

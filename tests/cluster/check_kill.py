@@ -120,14 +120,14 @@ def test_killed_and_run_again(
         before = stamp(path)
         # From the moment on that replicas are there, or after some parts are stored.
         while run.process.poll() is None and not of_cluster(run.process.pid, "replica"):
-            time.sleep(0.02)
+            time.sleep(0.3)
         if command != "replay" and rng.random() < 0.7:
             writes = rng.randint(2, 8)
             while run.process.poll() is None and writes:
                 now = stamp(path)
                 writes -= now != before
                 before = now
-                time.sleep(0.002)
+                time.sleep(0.02)
         else:
             time.sleep(rng.uniform(0.0, 4.0))
         targets = of_cluster(run.process.pid, victim)

@@ -24,6 +24,7 @@ class Fragile(Replica):
             if number == "bug":
                 raise ZeroDivisionError("by zero")
             if number == "slow":
+                Path(self.job[0]).touch()
                 while not self.stopped.is_set():
                     time.sleep(0.01)
             done.append(number if isinstance(number, str) else int(str(number)) ** 2)
