@@ -149,7 +149,7 @@ class Memory:
         raise CaptureError(
             f"{name} needs {gb(worst.total)} on {worst.device} ({gb(worst.weights)} of weights, {gb(worst.kv)} of KV "
             f"cache, {gb(worst.activations + worst.context)} for the rest), where {gb(worst.free or 0)} are free",
-            fix="; ".join(self.hints) or "use a machine with more memory, or --memory ignore to try all the same",
+            fix="; ".join(self.hints) or "use a machine with more memory, or --fit ignore to try all the same",
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def pretended_devices(text: str) -> dict[str, int] | None:
     match = re.fullmatch(r"plan:(\d{1,4})x(\d{1,6}(?:\.\d+)?)", text)
     if match is None or not int(match[1]):
         if text not in MODES:
-            raise UsageError(f"--memory {text!r} is not known", fix="give check, plan, plan:8x80 (GB) or ignore")
+            raise UsageError(f"--fit {text!r} is not known", fix="give check, plan, plan:8x80 (GB) or ignore")
         return None
     return {f"cuda:{number}": int(float(match[2]) * GIB) for number in range(int(match[1]))}
 

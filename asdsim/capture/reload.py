@@ -70,7 +70,7 @@ def load_pair(
 
     placing = placing or Placing()
     if placing.memory.startswith("plan"):
-        raise UsageError("--memory plan loads nothing to run", fix="give it to capture or cover")
+        raise UsageError("--fit plan loads nothing to run", fix="give it to capture or cover")
     recorded = manifest.target
     loading = {"dtype": recorded.get("dtype", "auto"), "device": recorded.get("device", "auto"), "offline": offline}
     layout = layout_of(manifest, placing)

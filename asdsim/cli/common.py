@@ -356,7 +356,7 @@ def grids_of(
 
 
 def placing_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--device-map``, ``--tp``, ``--quantize`` and ``--memory``: how a target that is large is loaded."""
+    """Add ``--device-map``, ``--tp``, ``--quantize`` and ``--fit``: how a target that is large is loaded."""
     options = (
         click.option("--device-map", metavar="auto|FILE", help="Spread the target's layers over all GPUs, or as a JSON "
                      "file says: devices by module."),
@@ -364,7 +364,7 @@ def placing_options(function: Callable[..., Any]) -> Callable[..., Any]:
                      "torchrun --nproc-per-node N -m asdsim .. (tensor parallelism)."),
         click.option("--quantize", metavar="4bit|8bit", help="Round the target's weights while loading (bitsandbytes): "
                      "NF4 or LLM.int8()."),
-        click.option("--memory", default="check", show_default=True, metavar="MODE",
+        click.option("--fit", "memory", default="check", show_default=True, metavar="MODE",
                      help="check: refuse to load what does not fit; plan: print what it takes and load nothing, "
                      "plan:8x80 for 8 GPUs of 80 GB; ignore: load without a look."),
     )  # fmt: skip

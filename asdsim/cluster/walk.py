@@ -259,9 +259,7 @@ class Walking(WalkPool):
             return self.evaluator(scoring=None if scorer is None else self.scoring, **options)
 
         figures = replay_on(self, self.places, grid, off_trace=off_trace, device=device, progress=progress)
-        return Result(
-            trace, cast(Any, None), grid, off_trace, choose_device(device), figures, _evaluator=evaluator
-        )
+        return Result(trace, cast(Any, None), grid, off_trace, choose_device(device), figures, _evaluator=evaluator)
 
 
 def replay_on(

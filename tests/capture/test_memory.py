@@ -165,7 +165,7 @@ def test_devices_may_be_pretended() -> None:
     assert pretended_devices("plan:2x80") == {"cuda:0": 80 * GIB, "cuda:1": 80 * GIB}
     assert pretended_devices("check") is pretended_devices("plan") is None
     for wrong in ("plan:", "plan:0x80", "plan:8", "later"):
-        with pytest.raises(UsageError, match="--memory"):
+        with pytest.raises(UsageError, match="--fit"):
             pretended_devices(wrong)
 
 
@@ -187,13 +187,13 @@ def test_a_capture_plans_and_refuses_before_any_weight_is_read(
         out, err = capsys.readouterr()
         return int(stopped.value.code or 0), out, err
 
-    status, out, _ = run("--memory", "plan:2x4", "--device-map", "auto", "--json")
+    status, out, _ = run("--fit", "plan:2x4", "--device-map", "auto", "--json")
     plan = json.loads(out)["memory"]
     assert status == 0 and [part["device"] for part in plan["devices"]] == ["cuda:0", "cuda:1"] and plan["fits"]
-    status, out, _ = run("--memory", "plan")
+    status, out, _ = run("--fit", "plan")
     assert status == 0 and "| cpu" in out and "computed, not measured" in out
     monkeypatch.setattr(memory, "free_memory", lambda: {"cpu": 1000})
     status, out, err = run()
     assert status == 2 and "are free" in err and out == ""
-    assert run("--memory", "plan")[0] == 1
+    assert run("--fit", "plan")[0] == 1
     assert not (tmp_path / "t").exists()
