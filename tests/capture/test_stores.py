@@ -116,7 +116,7 @@ WORK = {"capture": capture_into, "cover": cover_at}
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_a_capture_and_a_cover_killed_at_random_moments(tmp_path: Path, s3: S3) -> None:
-    """Between any two requests to the store, four times each; then they go on, and nothing is lost or twice."""
+    """Four times each, counted in requests to the store; then they go on, and nothing is lost or twice."""
     local, url, rng, kills = str(tmp_path / "t"), f"{s3.url}/t", random.Random(1), 0
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
