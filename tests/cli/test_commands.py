@@ -63,7 +63,7 @@ def test_one_is_singular(capsys, tmp_path):
     assert "wrote 1 row to" in err and "requests are few" not in err and "1 request gives no interval" in err
     words = ["calibrate", tmp_path / "trace", *one, "--cost", "none", "-o", tmp_path / "p.json", "--resamples", "9"]
     _, out, err = run(capsys, *words)
-    assert "fastest of 1 setting," in out and "calibration, 1 request |" in out
+    assert "fastest per token of 1 setting," in out and "calibration, 1 request |" in out
     assert "1 request gives no interval" in err and "requests are few" not in err
     assert counted(0, "row") == "0 rows"
 
