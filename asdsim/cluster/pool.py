@@ -300,10 +300,16 @@ class Pool:
                     f"does not start: {str(error).splitlines()[0]}", where=f"replica {seat.number}",
                     fix="asdsim must be installed on every node; see Ray's logs",
                 ) from None  # fmt: skip
+            if all(other.failures > DEATHS for other in self.seats):
+                raise CaptureError(
+                    "the cluster is gone: no replica comes back", where=f"--ray {self.where.address}",
+                    fix="run the same command again once it is there; what was stored is kept",
+                ) from None  # fmt: skip
             todo.extendleft(reversed(items))
             self._again.append((time.monotonic() + 1.0, seat))
             return
         self._idle.append(seat)
+        seat.failures = 0
         if not items:
             seat.host = str(answer)
             return
