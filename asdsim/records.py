@@ -86,7 +86,7 @@ class StepRecord:
     draft_us, verify_us, select_us : float
         Microseconds spent drafting, verifying (target forward) and deciding.
     wave : int
-        0 for steps met by decoding, n >= 1 for steps added by the n-th wave of ``cover``.
+        0 for steps met by decoding, n >= 1 for steps added by the n-th wave of its group in ``cover``.
     """
 
     step_id: int

@@ -152,7 +152,8 @@ def command(
     if summary.uncovered:
         note("asdsim: requests were added, so the trace no longer covers its grids; run asdsim cover again")
     if summary.interrupted:
-        note(f"asdsim: interrupted; kept: {counted(row['requests'] + row['skipped'], 'request')}, --resume continues")
+        how = "--resume" if cluster is None else "the same command"
+        note(f"asdsim: interrupted; kept: {counted(row['requests'] + row['skipped'], 'request')}, {how} continues")
         raise click.exceptions.Exit(130)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -117,6 +118,19 @@ class Seat:
         return f"replica {self.number} on {self.host}: {self.done} done, {what}"
 
 
+class OwnThread:
+    """Standard output for the thread that makes it: what another one prints, as Ray does of dead workers, is no result.
+
+    It goes to standard error.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream if threading.get_ident() == self._thread else sys.stderr, name)
+
+
 class Pool:
     """Replicas of one kind; a context manager, which starts them and lets them go.
 
@@ -142,6 +156,7 @@ class Pool:
         self.seats: list[Seat] = []
         self._groups: list[Any] = []
         self._mine = False
+        self._stdout = sys.stdout
         self._refs: dict[Any, Seat] = {}  # hello or work of each replica that is up or starting
         self._again: list[tuple[float, Seat]] = []  # when to ask a replica that is being restarted
         self._idle: list[Seat] = []
@@ -149,6 +164,7 @@ class Pool:
 
     def __enter__(self) -> Pool:
         self._mine = connect(self.where)
+        self._stdout, sys.stdout = sys.stdout, OwnThread(sys.stdout)  # type: ignore[assignment]
         try:
             self._start()
         except BaseException:
@@ -159,6 +175,7 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         import ray
 
+        sys.stdout = self._stdout
         if self._mine:
             ray.shutdown()
             return
@@ -300,10 +317,16 @@ class Pool:
                     f"does not start: {str(error).splitlines()[0]}", where=f"replica {seat.number}",
                     fix="asdsim must be installed on every node; see Ray's logs",
                 ) from None  # fmt: skip
+            if all(other.failures > DEATHS for other in self.seats):
+                raise CaptureError(
+                    "the cluster is gone: no replica comes back", where=f"--ray {self.where.address}",
+                    fix="run the same command again once it is there; what was stored is kept",
+                ) from None  # fmt: skip
             todo.extendleft(reversed(items))
             self._again.append((time.monotonic() + 1.0, seat))
             return
         self._idle.append(seat)
+        seat.failures = 0
         if not items:
             seat.host = str(answer)
             return

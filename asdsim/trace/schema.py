@@ -82,7 +82,7 @@ COLUMNS: tuple[Column, ...] = (
     Column(_S, "draft_us", "float32", "us", "time spent drafting"),
     Column(_S, "verify_us", "float32", "us", "time of the target's forward pass"),
     Column(_S, "select_us", "float32", "us", "time spent deciding what to accept"),
-    Column(_S, "wave", "int16", "", "0: met by decoding; n: added by the n-th wave of cover"),
+    Column(_S, "wave", "int16", "", "0: met by decoding; n: added by the n-th wave of its group in cover"),
     Column(_P, "request_id", "string", "", "request that the position belongs to"),
     Column(_P, "step_id", "int32", "", "step that the position belongs to"),
     Column(_P, "i", "int16", "", "position in the block, from 0; K is the bonus row"),

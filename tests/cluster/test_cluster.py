@@ -175,12 +175,13 @@ def work(items: list[object], file: Path, notes: list[str], replicas: int = 2) -
     return [found[n] for n in sorted(found)]
 
 
-def test_a_lost_replica_loses_what_it_was_at(cluster: Any, tmp_path: Path) -> None:
+def test_a_lost_replica_loses_what_it_was_at(cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     notes: list[str] = []
     items: list[object] = [*range(12), "once", *range(12)]
     squares = [n * n for n in range(12)]
     assert work(items, tmp_path / "seen", notes) == [*squares, "once", *squares]
     assert sum("was lost at" in line and "done again" in line for line in notes) == 1
+    assert capsys.readouterr().out == "", "what Ray prints of it is no result"
 
 
 def test_an_item_that_kills_every_replica_is_named(cluster: Any, tmp_path: Path) -> None:
