@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from asdsim.cli import main
+from asdsim.cli import cli
 from asdsim.errors import TraceError, UsageError
 from asdsim.evaluate.quality import Evaluator
 from asdsim.result import replay_grid
@@ -176,7 +176,7 @@ def test_commands_print_the_same(
 ) -> None:
     def run() -> Any:
         given = [{"TRACE": str(folder), "OUT": str(tmp_path / "policy.json")}.get(word, word) for word in words]
-        done = CliRunner().invoke(main, [*given, "--json"])
+        done = CliRunner().invoke(cli, [*given, "--json"])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
@@ -190,7 +190,7 @@ def test_a_conversion_is_written_row_by_row(folder: Path, tmp_path: Path, monkey
     written = []
     for rows in (1 << 20, 300):
         monkeypatch.setattr(groups, "GROUP_ROWS", rows)
-        done = CliRunner().invoke(main, ["convert", str(folder), "-o", str(tmp_path / "out.jsonl")])
+        done = CliRunner().invoke(cli, ["convert", str(folder), "-o", str(tmp_path / "out.jsonl")])
         assert done.exit_code == 0
         written.append(((tmp_path / "out.jsonl").read_bytes(), done.stdout))
     assert written[0] == written[1] and written[0][0].count(b"\n") == 14
@@ -287,9 +287,9 @@ def test_no_cache_leaves_no_file(own: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(groups, "GROUP_ROWS", 300)
     words = ["replay", str(own), "--B", "1", "--g", "9", "--M", "2", "--off-trace", "stop", "--json"]
     for more, env in ((["--no-cache"], {}), ([], {"ASDSIM_NO_GRAPH_CACHE": "1"})):
-        assert CliRunner(env=env).invoke(main, [*words, *more]).exit_code == 0
+        assert CliRunner(env=env).invoke(cli, [*words, *more]).exit_code == 0
         assert not (own / FOLDER).exists()
-    assert CliRunner().invoke(main, words).exit_code == 0
+    assert CliRunner().invoke(cli, words).exit_code == 0
     assert (own / FOLDER).exists()
 
 
