@@ -21,9 +21,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         patch.setenv("PYTHONPATH", str(ROOT))  # replicas import the tests' own ones
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray.init(
-            address="local", num_cpus=2, num_gpus=2, include_dashboard=False, object_store_memory=100 << 20,
-            log_to_driver=False, logging_level="ERROR",
-        )  # fmt: skip
+        patch.setenv("RAY_worker_register_timeout_seconds", "600")
+        for last in (False, False, True):  # a busy machine starts Ray's processes too slowly at times
+            try:
+                ray.init(
+                    address="local", num_cpus=2, num_gpus=2, include_dashboard=False, object_store_memory=100 << 20,
+                    log_to_driver=False, logging_level="ERROR",
+                )  # fmt: skip
+                break
+            except Exception:
+                ray.shutdown()
+                if last:
+                    raise
         yield ray
         ray.shutdown()
