@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 AXES = {
     "speed_up": "predicted speed-up over strict",
+    "answer_speed_up": "predicted speed-up of an answer over strict",
     "mean_acceptance_length": "tokens per step (bonus included)",
     "outputs_differ_share": "outputs that differ from strict (%)",
     "regret_per_token": "regret per token (logits)",
     "edit_distance_mean": "edit distance to the strict output (0 to 1)",
+    "length_change": "change of answer length (%)",
     "accuracy": "accuracy (%)",
 }
-PERCENT = ("outputs_differ_share", "accuracy")
+PERCENT = ("outputs_differ_share", "length_change", "accuracy")
 
 
 def front(gain: npt.NDArray[np.float64], risk: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
@@ -88,7 +90,7 @@ def pareto_fronts(frame: pl.DataFrame, risks: Sequence[str], gain: str = "speed_
             )  # fmt: skip
             axes.set_xlabel(AXES[risk])
             axes.margins(0.12)
-            if risk != "accuracy":  # risks begin at none, so that a large one never stands at the left edge
+            if risk not in ("accuracy", "length_change"):  # risks begin at none: no large one stands at the left edge
                 axes.set_xlim(0.0 - 0.04 * np.nanmax(x, initial=0.0), None)
             if risk == "accuracy":
                 axes.invert_xaxis()
