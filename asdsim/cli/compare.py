@@ -109,7 +109,8 @@ def print_table(comparison: Comparison, title: str) -> None:
     scored = any(row["scored_requests"] for row in comparison.rows)
     print_rows(
         ["rule", "speed-up over the target alone, predicted", "tokens/step", "accepted/step", "over strict, 95 % (%)",
-         "tokens/answer", *(["accuracy, 95 % (%)"] if scored else []), "regret max", "regret/token",
+         "tokens/answer", "ended (%)", "answer over strict, predicted",
+         *(["accuracy, 95 % (%)"] if scored else []), "regret max", "regret/token",
          "outputs differ (%)", "exact"],
         [_cells(row, name_of(row), comparison.off_trace, scored) for row in comparison.rows],
     )  # fmt: skip
@@ -153,7 +154,8 @@ def _cells(row: dict[str, Any], name: str, off_trace: str, scored: bool) -> list
     formats = {
         "predicted_speedup": ("{:.2f}", 1.0), "mean_acceptance_length": ("{:.2f}", 1.0),
         "accepted_per_proposal": ("{:.2f}", 1.0), "acceptance_length_gain": ("{:+.1f}", 100.0),
-        "tokens_per_answer": ("{:.1f}", 1.0), **({"accuracy": ("{:.1f}", 100.0)} if scored else {}),
+        "tokens_per_answer": ("{:.1f}", 1.0), "ended_share": ("{:.0f}", 100.0), "answer_speed_up": ("{:.2f}", 1.0),
+        **({"accuracy": ("{:.1f}", 100.0)} if scored else {}),
         "regret_max": ("{:.2f}", 1.0), "regret_per_token": ("{:.4f}", 1.0), "outputs_differ_share": ("{:.0f}", 100.0),
     }  # fmt: skip
     cells = []

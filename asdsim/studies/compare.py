@@ -52,6 +52,7 @@ REFINE = 24
 CLAIMS = (
     "mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "gain_low", "gain_high",
     "predicted_speedup", "tokens_per_answer", *RISKS, "against_asd", "against_asd_low", "against_asd_high",
+    "ended_share", "seconds_per_answer", "answer_speed_up",
     "accuracy", "accuracy_low", "accuracy_high", "accuracy_change", "scored_requests",
 )  # fmt: skip
 """Figures of a row; all None where no request is left."""
@@ -211,6 +212,10 @@ class Meter:
         return measured if len(self.paired) == graph.num_requests else measured.requests(self.paired)
 
 
+OF_ANSWERS = ("ended_share", "seconds_per_answer", "answer_speed_up")
+"""Figures of whole answers that exact rows have; see :data:`asdsim.evaluate.figures.FIGURES`."""
+
+
 def stated_cost(draft_cost: float) -> Cost:
     """Return the model of cost in which a draft token takes so many verifications, and a pass always the same time.
 
@@ -311,16 +316,16 @@ def compare(
         else:
             settings[name] = setting
     weights = stats.Draws(len(meter.paired), resamples, seed)
-    # Accuracy has no bootstrap, so two draws are as good as any number.
-    judge = Evaluator(trace, scorer=scorer, resamples=2, device=device, threads=threads)
+    # Only their values are shown, and accuracy has no bootstrap, so two draws are as good as any number.
+    judge = Evaluator(trace, cost=cost, scorer=scorer, resamples=2, device=device, threads=threads)
     for name, setting in settings.items():
         row = _row(name, setting, meter, cost, weights)
-        if scorer is not None and row["exact"]:
-            quality = judge.evaluate(
-                setting.grid, figures=("accuracy", "accuracy_change"), requests=meter.paired.tolist()
-            )
-            row |= _accuracy(quality)
-            comparison.about_scores = quality.about_scores()
+        if row["exact"] and (scorer is not None or isinstance(trace, Trace)):  # outputs of a large one take a pass
+            figures = [*OF_ANSWERS, *(("accuracy", "accuracy_change") if scorer is not None else ())]
+            quality = judge.evaluate(setting.grid, figures=figures, requests=meter.paired.tolist())
+            row |= _of_answers(quality)
+            if scorer is not None:
+                comparison.about_scores = quality.about_scores()
         if name != "asd" and "asd" in settings:
             row |= _against(setting, settings["asd"], off_trace, weights)
         comparison.rows.append(row)
@@ -407,14 +412,15 @@ def _row(name: str, setting: Measured, meter: Meter, cost: Cost, weights: stats.
     return row
 
 
-def _accuracy(quality: Quality) -> dict[str, Any]:
-    """Return the accuracy of an exact setting; nothing where no request is scored."""
+def _of_answers(quality: Quality) -> dict[str, Any]:
+    """Return what is known of the answers of an exact setting; of accuracy nothing where no request is scored."""
     values = quality.row(0)
+    known = {name: values[name][0] for name in OF_ANSWERS}
     if not values.get("scored_requests"):
-        return {}
+        return known
     names = ("accuracy", "accuracy_low", "accuracy_high")
     return {
-        **dict(zip(names, values["accuracy"], strict=True)), "accuracy_change": values["accuracy_change"][0],
+        **known, **dict(zip(names, values["accuracy"], strict=True)), "accuracy_change": values["accuracy_change"][0],
         "scored_requests": values["scored_requests"],
     }  # fmt: skip
 

@@ -313,6 +313,16 @@ def test_tokens_per_answer_are_those_of_the_walk() -> None:
     assert rows["mars"]["tokens_per_answer"] > 0
 
 
+def test_answers_of_exact_rows_are_those_of_an_evaluation() -> None:
+    source = read_trace(Path(__file__).resolve().parents[2] / "traces" / "smollm2-rules")
+    cost = stated_cost(0.1)
+    row = next(row for row in compare(source, ["strict", "asd"], cost=cost).rows if row["rule"] == "asd")
+    names = ("ended_share", "seconds_per_answer", "answer_speed_up")
+    setting = Grid.product(*(row["parameters"][name] for name in "BgM"))
+    expected = Evaluator(source, cost=cost, resamples=2).evaluate(setting, figures=names).row(0)
+    assert [row[name] for name in names] == [expected[name][0] for name in names]
+
+
 def test_rows_that_are_exact_have_an_accuracy(stored: Any) -> None:
     def right(request: int, tokens: bytes) -> bool | None:
         return None if request == 0 else len(tokens) % 8 == 0
