@@ -153,6 +153,16 @@ class MemoryTrace:
         self.pos_ptr = np.concatenate([[0], np.cumsum(widths + 1)]).astype(np.int64)
         self._columns: dict[tuple[str, str], npt.NDArray[Any]] = {}
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that it holds."""
+        return len(self._requests)
+
+    @property
+    def prompt_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each prompt, int64 (R,)."""
+        return np.array([len(record.prompt_ids) for record in self._requests], np.int64)
+
     def request_records(self) -> list[RequestRecord]:
         """Return the requests in order."""
         return self._requests
