@@ -77,6 +77,9 @@ def test_quantile_is_the_papers() -> None:
     class Graph:
         num_requests = 1
 
+        def parts(self):
+            yield slice(0, 1), self
+
     def of(values):
         graph = Graph()
         count = len(values)
@@ -180,6 +183,7 @@ def test_prompts_are_shared_by_tokens_or_by_text(trace) -> None:
 
     class Other:
         path = "other"
+        num_requests = 1
 
         def __init__(self, **change) -> None:
             self.records = [replace(records[0], request_id="new", **change)]
