@@ -119,6 +119,11 @@ class Layout:
         return found
 
     @property
+    def leads(self) -> tuple[str, int, float, str]:
+        """What decides where steps lead: layouts that agree in it differ in scores and charges only."""
+        return self.mismatch, self.width, self.threshold, self.stop
+
+    @property
     def whole(self) -> Layout:
         """The same on whole blocks."""
         return replace(self, width=0, threshold=0.0)

@@ -180,7 +180,7 @@ class Meter:
             grids = [grid for name in names for grid in published(name, self.trace.manifest.num_draft_tokens)]
             base = GraphStore(self.trace)
             for layout in dict.fromkeys(grid.layout for grid in grids):
-                alike = (layout.mismatch, layout.width) == (DEFAULT.mismatch, DEFAULT.width)
+                alike = layout.leads == DEFAULT.leads
                 own = GraphStore(self.trace, layout, base=base if alike else None)
                 self._stores[layout] = base if layout == DEFAULT else own
             fill(list(self._stores.values()))

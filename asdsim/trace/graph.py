@@ -204,7 +204,7 @@ class Graphs(Protocol):
         ...
 
 
-STEP_BYTES, MISMATCH_BYTES, EDGE_BYTES = 28, 28, 12
+STEP_BYTES, MISMATCH_BYTES, EDGE_BYTES = 32, 28, 12
 
 
 def whole_graph(graphs: Graphs, copies: int = 1) -> Graph:
@@ -301,7 +301,7 @@ def build_graph(trace: StepTables, layout: Layout = DEFAULT, like: Graph | None 
     layout : Layout
         The rule that scores and charges mismatches; by default ASD's r/q and r.
     like : Graph, optional
-        Of the same trace under a layout with the same mismatches and draft length: steps lead where they lead there.
+        Of the same trace under a layout whose steps lead alike, see :attr:`Layout.leads`.
 
     Returns
     -------

@@ -37,19 +37,19 @@ from .groups import StreamedTrace
 from .stored import Trace
 
 FOLDER = "graph-cache"
-VERSION = 1
+VERSION = 2
 """Of what a file holds; one of another version is not found."""
 
 ARRAYS: dict[str, type[np.generic]] = {
-    "root": np.int32, "limit": np.int32, "step_request": np.int32, "drafted": np.int32, "start": np.int32,
+    "root": np.int32, "limit": np.int32, "step_request": np.int32, "drafted": np.int32, "proposed": np.int32, "start": np.int32,
     "mm_ptr": np.int64, "mm_pos": np.int32, "mm_regret": np.float64, "mm_score": np.float64, "mm_charge": np.float64,
     "edge_next": np.int32, "edge_accepted": np.int32, "edge_tokens": np.int32, "path_ptr": np.int64,
     "path_step": np.int32, "align_ptr": np.int64, "align_step": np.int32,
 }  # fmt: skip
 """Arrays of a graph that are kept: all that the walk reads, not the margins of edges."""
 
-SAME_AS = {"mm_charge": "mm_regret"}
-"""Left out of a file where it equals the other one, as it does for most rules."""
+SAME_AS = {"mm_charge": "mm_regret", "proposed": "drafted"}
+"""Left out of a file where it equals the other one, as it does for most layouts."""
 
 LEFTOVER_SECONDS = 86400.0
 """After so long a temporary file belongs to no process that still runs."""
@@ -66,7 +66,7 @@ class GraphStore:
         Whether files stay beside the trace; if not, or where that cannot be, they are temporary. By default those of
         ASD on whole blocks stay, unless the trace says otherwise.
     base : GraphStore, optional
-        Of the same trace with the same mismatches and draft length: then only scores and charges are kept here.
+        Of the same trace, whose steps lead alike (:attr:`Layout.leads`): then only scores and charges are kept here.
 
     Attributes
     ----------
@@ -84,8 +84,8 @@ class GraphStore:
         keep: bool | None = None,
         base: GraphStore | None = None,
     ) -> None:
-        keep = trace.keep and layout.rule == "asd" and not layout.width if keep is None else keep
-        assert base is None or (base.layout.mismatch, base.layout.width) == (layout.mismatch, layout.width)
+        keep = trace.keep and layout.rule == "asd" and not layout.cuts if keep is None else keep
+        assert base is None or base.layout.leads == layout.leads
         self.trace, self.base, self.built = trace, base, 0
         self.layout: Layout = layout
         self.failure: TraceError | None = None
@@ -296,17 +296,16 @@ def fill(stores: list[GraphStore]) -> None:
     for store in stores:
         store._remove_stale()
     for n, group in zip(sorted(wanted), stores[0].trace.groups(wanted), strict=True):
-        alike: dict[tuple[str, int], Graph] = {}  # layouts of the same mismatches lead alike
+        alike: dict[tuple[str, int, float, str], Graph] = {}  # layouts of the same mismatches lead alike
         for store, absent in zip(stores, missing, strict=True):
             if n not in absent or store.failure is not None:
                 continue
-            key = store.layout.mismatch, store.layout.width
             try:
-                graph = build_graph(group, store.layout, alike.get(key))
+                graph = build_graph(group, store.layout, alike.get(store.layout.leads))
             except TraceError as error:
                 store.failure = error
                 continue
-            alike.setdefault(key, graph)
+            alike.setdefault(store.layout.leads, graph)
             store._write(n, graph)
 
 
@@ -339,7 +338,7 @@ def is_sound(graph: Graph) -> bool:
     requests, steps, mismatches = graph.num_requests, graph.num_steps, len(graph.mm_pos)
     edges = steps + mismatches
     lengths = (
-        (requests, graph.root, graph.limit), (steps, graph.step_request, graph.start),
+        (requests, graph.root, graph.limit), (steps, graph.step_request, graph.proposed, graph.start),
         (mismatches, graph.mm_regret, graph.mm_score, graph.mm_charge),
         (edges, graph.edge_next, graph.edge_accepted, graph.edge_tokens),
     )  # fmt: skip
@@ -355,7 +354,7 @@ def is_sound(graph: Graph) -> bool:
     for values, low, high in (
         (graph.root, -1, steps), (graph.edge_next, MISSING, steps), (graph.path_step, 0, steps),
         (graph.align_step, 0, steps), (graph.step_request, 0, requests), (graph.drafted, 0, largest + 1),
-        (graph.mm_pos, 0, largest), (graph.edge_accepted, 0, largest + 1), (graph.edge_tokens, 0, largest + 2),
+        (graph.proposed, 0, largest + 2), (graph.mm_pos, 0, largest), (graph.edge_accepted, 0, largest + 1), (graph.edge_tokens, 0, largest + 2),
     ):  # fmt: skip
         if len(values) and not (low <= values.min() and values.max() < high):
             return False

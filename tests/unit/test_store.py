@@ -34,6 +34,7 @@ GRIDS = {
     "wide": WIDE,
     "listed": WIDE[[3, 17, 40]],
     "cut": Grid.product([0, 1, 4], [0.5, 9], [1, 7], K=2),
+    "threshold": Grid.product([0, 1, 4], [0.5, 9], [1, 7], draft_threshold=0.6, draft_stop="before"),
     "rule": rule_grids("mars", {"theta": [0.5, 0.9]})[0],
 }
 
@@ -53,7 +54,11 @@ def equal(one: Any, other: Any) -> None:
     np.testing.assert_equal(one, other)
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(width=2), Layout("mars", params=(("theta", 0.9),))], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(), Layout(width=2), Layout(threshold=0.6, stop="before"), Layout("mars", params=(("theta", 0.9),))],
+    ids=str,
+)
 def test_a_graph_in_parts_joins_to_the_whole_one(folder: Path, layout: Layout) -> None:
     kept = GraphStore(streamed(folder), layout)
     assert kept.num_parts > 3
@@ -308,6 +313,19 @@ def test_layouts_of_other_rules_are_temporary_and_hold_scores_alone(own: Path) -
     assert not folders[0].exists()
 
 
+def test_layouts_that_cut_elsewhere_are_laid_out_apart(own: Path) -> None:
+    trace = streamed(own)
+    layouts = [Layout(), *(Layout(threshold=tau, stop=stop) for tau in (0.6, 0.8) for stop in ("after", "before"))]
+    stores = [GraphStore(trace, layout) for layout in layouts]
+    fill(stores)
+    for layout, kept in zip(layouts, stores, strict=True):
+        whole, joined = build_graph(read_trace(own), layout), whole_graph(kept)
+        for name in ("drafted", "proposed", "mm_pos", "mm_score", "edge_next"):
+            equal(getattr(joined, name), getattr(whole, name))
+    assert len(list((own / FOLDER).glob("*/*.arrow"))) == len(stores) * stores[0].num_parts
+    assert len([path for path in (own / FOLDER).iterdir() if "-tmp-" not in path.name]) == 1
+
+
 def test_readers_at_once_find_whole_files_only(own: Path) -> None:
     expected = build_graph(read_trace(own)).mm_regret
     failures: list[BaseException] = []
@@ -329,7 +347,8 @@ def test_readers_at_once_find_whole_files_only(own: Path) -> None:
 @pytest.mark.parametrize(
     "name, value",
     [("root", 10**6), ("edge_next", 10**6), ("edge_next", -3), ("edge_next", 0), ("path_step", -1), ("mm_pos", 99),
-     ("mm_ptr", 10**9), ("edge_accepted", 50), ("edge_tokens", -1), ("align_step", 10**6), ("drafted", 99)],
+     ("mm_ptr", 10**9), ("edge_accepted", 50), ("edge_tokens", -1), ("align_step", 10**6), ("drafted", 99),
+     ("proposed", 99)],
 )  # fmt: skip
 def test_what_would_lead_a_walk_astray_is_told(folder: Path, name: str, value: int) -> None:
     graph = next(graph for _, graph in GraphStore(streamed(folder)).parts())
