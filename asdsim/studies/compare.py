@@ -320,7 +320,7 @@ def compare(
     judge = Evaluator(trace, cost=cost, scorer=scorer, resamples=2, device=device, threads=threads)
     for name, setting in settings.items():
         row = _row(name, setting, meter, cost, weights)
-        if row["exact"] and (scorer is not None or isinstance(trace, Trace)):  # outputs of a large one take a pass
+        if row["exact"]:  # a pass over a trace that is read group by group
             figures = [*OF_ANSWERS, *(("accuracy", "accuracy_change") if scorer is not None else ())]
             quality = judge.evaluate(setting.grid, figures=figures, requests=meter.paired.tolist())
             row |= _of_answers(quality)

@@ -41,9 +41,9 @@ VERSION = 2
 """Of what a file holds; one of another version is not found."""
 
 ARRAYS: dict[str, type[np.generic]] = {
-    "root": np.int32, "limit": np.int32, "step_request": np.int32, "drafted": np.int32, "proposed": np.int32, "start": np.int32,
-    "mm_ptr": np.int64, "mm_pos": np.int32, "mm_regret": np.float64, "mm_score": np.float64, "mm_charge": np.float64,
-    "edge_next": np.int32, "edge_accepted": np.int32, "edge_tokens": np.int32, "path_ptr": np.int64,
+    "root": np.int32, "limit": np.int32, "step_request": np.int32, "drafted": np.int32, "proposed": np.int32,
+    "start": np.int32, "mm_ptr": np.int64, "mm_pos": np.int32, "mm_regret": np.float64, "mm_score": np.float64,
+    "mm_charge": np.float64, "edge_next": np.int32, "edge_accepted": np.int32, "edge_tokens": np.int32, "path_ptr": np.int64,
     "path_step": np.int32, "align_ptr": np.int64, "align_step": np.int32,
 }  # fmt: skip
 """Arrays of a graph that are kept: all that the walk reads, not the margins of edges."""
@@ -354,7 +354,8 @@ def is_sound(graph: Graph) -> bool:
     for values, low, high in (
         (graph.root, -1, steps), (graph.edge_next, MISSING, steps), (graph.path_step, 0, steps),
         (graph.align_step, 0, steps), (graph.step_request, 0, requests), (graph.drafted, 0, largest + 1),
-        (graph.proposed, 0, largest + 2), (graph.mm_pos, 0, largest), (graph.edge_accepted, 0, largest + 1), (graph.edge_tokens, 0, largest + 2),
+        (graph.proposed, 0, largest + 2), (graph.mm_pos, 0, largest), (graph.edge_accepted, 0, largest + 1),
+        (graph.edge_tokens, 0, largest + 2),
     ):  # fmt: skip
         if len(values) and not (low <= values.min() and values.max() < high):
             return False
