@@ -43,8 +43,8 @@ VERSION = 2
 ARRAYS: dict[str, type[np.generic]] = {
     "root": np.int32, "limit": np.int32, "step_request": np.int32, "drafted": np.int32, "proposed": np.int32,
     "start": np.int32, "mm_ptr": np.int64, "mm_pos": np.int32, "mm_regret": np.float64, "mm_score": np.float64,
-    "mm_charge": np.float64, "edge_next": np.int32, "edge_accepted": np.int32, "edge_tokens": np.int32, "path_ptr": np.int64,
-    "path_step": np.int32, "align_ptr": np.int64, "align_step": np.int32,
+    "mm_charge": np.float64, "edge_next": np.int32, "edge_accepted": np.int32, "edge_tokens": np.int32,
+    "path_ptr": np.int64, "path_step": np.int32, "align_ptr": np.int64, "align_step": np.int32,
 }  # fmt: skip
 """Arrays of a graph that are kept: all that the walk reads, not the margins of edges."""
 
