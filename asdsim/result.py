@@ -80,10 +80,11 @@ def open_trace(
     UsageError
         If ``memory`` is too little.
     """
-    positions = sum(shard.rows for shard in load_manifest(Path(path))[0].shards_of("positions"))
+    place = to_path(path)
+    positions = sum(shard.rows for shard in load_manifest(place)[0].shards_of("positions"))
     if positions <= groups.GROUP_ROWS:
-        return read_trace(Path(path), verify=verify)
-    return StreamedTrace(path, memory=memory, keep=keep, verify=verify)
+        return read_trace(place, verify=verify)
+    return StreamedTrace(place, memory=memory, keep=keep, verify=verify)
 
 
 @dataclass

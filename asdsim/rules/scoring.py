@@ -119,8 +119,8 @@ class Layout:
         return found
 
     @property
-    def leads(self) -> tuple[str, int, float, str]:
-        """What decides where steps lead: layouts that agree in it differ in scores and charges only."""
+    def blocks(self) -> tuple[str, int, float, str]:
+        """What says which positions of a step are looked at and are mismatches: layouts that agree here lead alike."""
         return self.mismatch, self.width, self.threshold, self.stop
 
     @property

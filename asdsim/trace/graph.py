@@ -301,7 +301,7 @@ def build_graph(trace: StepTables, layout: Layout = DEFAULT, like: Graph | None 
     layout : Layout
         The rule that scores and charges mismatches; by default ASD's r/q and r.
     like : Graph, optional
-        Of the same trace under a layout whose steps lead alike, see :attr:`Layout.leads`.
+        Of the same trace under a layout with the same mismatches and draft length: steps lead where they lead there.
 
     Returns
     -------
