@@ -212,7 +212,8 @@ class Meter:
 
 
 OF_ANSWERS = ("ended_share", "seconds_per_answer", "answer_speed_up")
-"""Figures of whole answers that exact rows have, the first where answers can be scored; see :data:`asdsim.evaluate.figures.FIGURES`."""
+"""Figures of whole answers that exact rows have, the first where answers can be scored; see
+:data:`asdsim.evaluate.figures.FIGURES`."""
 
 
 def stated_cost(draft_cost: float) -> Cost:
