@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import AsdsimError, CaptureError, UsageError
+from ..errors import AsdsimError, CaptureError, TraceError, UsageError
 
 LEASE_SECONDS = 30.0
 """A replica hands in what it has after so long; it finishes the request that it is at first."""
@@ -222,6 +222,7 @@ class Pool:
     def run(
         self, items: Sequence[Item], done: Callable[[list[Item], Any], int],
         more: Callable[[], tuple[Any, ...]] = tuple, most: int = LEASE_ITEMS,
+        moved: Callable[[Any], Any] = lambda payload: None,
     ) -> None:  # fmt: skip
         """Have all items done; returns early where ``interrupted``.
 
@@ -235,6 +236,9 @@ class Pool:
             Returns arguments of ``work`` beside the payloads, anew each time.
         most : int
             Items to deal out at once.
+        moved : callable
+            Given the payload of an item whose part of a trace could not be read; returns the payload to try instead, or
+            None if there is no other.
 
         Raises
         ------
@@ -246,11 +250,12 @@ class Pool:
             lambda seat, some: seat.actor.work.remote([item.payload for item in some], *more()),
             done,
             most,
+            moved,
         )
 
     def _run(
         self, todo: deque[Item], submit: Callable[[Seat, list[Item]], Any], done: Callable[[list[Item], Any], int],
-        most: int = 1,
+        most: int = 1, moved: Callable[[Any], Any] = lambda payload: None,
     ) -> None:  # fmt: skip
         import ray
 
@@ -269,7 +274,7 @@ class Pool:
                 if not self._refs:
                     time.sleep(0.5)
                 for ref in ready:
-                    self._settle(ref, todo, done)
+                    self._settle(ref, todo, done, moved)
                 self._tell()
                 if self.interrupted and time.monotonic() > end:
                     return
@@ -281,7 +286,9 @@ class Pool:
                 for seat in self.seats:
                     seat.actor.stop.options(concurrency_group="control").remote()
 
-    def _settle(self, ref: Any, todo: deque[Item], done: Callable[[list[Item], Any], int]) -> None:
+    def _settle(
+        self, ref: Any, todo: deque[Item], done: Callable[[list[Item], Any], int], moved: Callable[[Any], Any]
+    ) -> None:
         """Take what a replica answered: its result, its error, or nothing at all."""
         import ray
 
@@ -292,6 +299,14 @@ class Pool:
         try:
             answer = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, TraceError):
+                payloads = [moved(item.payload) for item in items]
+                if any(payload is not None for payload in payloads):
+                    for item, payload in zip(items, payloads, strict=True):
+                        item.payload = payload or item.payload
+                    self._idle.append(seat)
+                    todo.extendleft(reversed(items))
+                    return
             if isinstance(error.cause, AsdsimError):
                 raise error.cause from None
             cause = error.cause or error
