@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
+from ..files import is_remote, to_path
 from ..records import RequestRecord
 from .fits import BASE, MEMORY, check_group_fits, group_rows
 from .manifest import Shard
@@ -56,7 +56,7 @@ class StreamedTrace(Source):
     memory : float
         Bytes that reading it, and what is made of it, should take; sets ``rows``.
     keep : bool
-        Whether graphs are kept beside it, see :mod:`asdsim.trace.store`.
+        Whether graphs are kept beside it, see :mod:`asdsim.trace.store`; in an object store they never are.
 
     Attributes
     ----------
@@ -84,7 +84,8 @@ class StreamedTrace(Source):
         keep: bool = True,
         rows: int | None = None,
     ) -> None:
-        self.path, self.verify, self.memory, self.keep = Path(path), verify, memory, keep
+        self.path, self.verify, self.memory = to_path(path), verify, memory
+        self.keep = keep and not is_remote(self.path)
         self.progress: Callable[[int], None] | None = None
         self.manifest = load_manifest(self.path)[0]
         self.rows = group_rows(memory, self.manifest.top_k, rows or GROUP_ROWS)
@@ -178,7 +179,7 @@ class StreamedTrace(Source):
         """Yield the request of each row of a shard, a row group at a time: not verified, so a hint of where to look."""
         file, expected = self.path / shard.name, file_schema(shard.table, self.manifest.top_k)
         try:
-            with pq.ParquetFile(file, read_dictionary=["request_id"]) as parquet:
+            with file.open("rb") as handle, pq.ParquetFile(handle, read_dictionary=["request_id"]) as parquet:
                 if parquet.metadata.schema.to_arrow_schema().remove_metadata().equals(expected):
                     check_size(unpacked_bytes(parquet.metadata, expected), ROOM + EXPANSION * shard.bytes, file)
                     for group in range(parquet.num_row_groups):

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
-from ..files import shown
+from ..files import reason_of, shown
 from .groups import CHANGED
 from .manifest import NEXT_SHARD, PLANNED, Manifest, Shard
 from .reader import Part, Trace, build_trace, changed, load_manifest, read_shard
@@ -288,8 +288,12 @@ def _find(folder: Path, manifest: Manifest) -> Places:
         try:
             with file.open("rb") as handle:
                 table = pq.read_table(handle, columns=names, read_dictionary=["request_id"])
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise TraceError(f"not a readable Parquet shard: {shown(error)}", where=str(file), fix=RESTORE) from None
+        except Exception as error:
+            reason = reason_of(error)  # also of what the library of a store raises
+            if not reason and not isinstance(error, (pa.ArrowException, ValueError, KeyError)):
+                raise
+            what = f"not a readable Parquet shard: {reason or shown(error)}"
+            raise TraceError(what, where=str(file), fix=RESTORE) from None
         rows = np.unique(_places(table["request_id"].unify_dictionaries(), known))
         if len(rows) and rows[0] < 0:
             raise TraceError("holds rows of a request that the trace does not hold", where=str(file), fix=RESTORE)
