@@ -71,6 +71,7 @@ def lengths_graph(lengths: list[npt.NDArray[np.int64]], K: int) -> Graph:
         limit=(sizes + K + 1).astype(np.int32),  # out of reach
         step_request=request.astype(np.int32),
         drafted=np.full(steps, K, np.int32),
+        proposed=np.full(steps, K, np.int32),
         start=(np.arange(steps) - begin[request]).astype(np.int32),
         mm_ptr=mm_ptr,
         mm_pos=(emitted - 1)[refused].astype(np.int32),

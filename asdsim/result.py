@@ -16,7 +16,7 @@ from .errors import UsageError
 from .evaluate.figures import COLUMNS, baseline_of
 from .evaluate.outputs import Outputs, outputs_of
 from .evaluate.strips import Walk, html_of, relaxed_frame, request_row, walk_of
-from .files import is_remote, plain, to_path
+from .files import plain, to_path
 from .oracle import walk as reference
 from .oracle.rules import ALLOWS
 from .provenance import trace_source
@@ -80,10 +80,11 @@ def open_trace(
     UsageError
         If ``memory`` is too little.
     """
-    positions = sum(shard.rows for shard in load_manifest(to_path(path))[0].shards_of("positions"))
+    place = to_path(path)
+    positions = sum(shard.rows for shard in load_manifest(place)[0].shards_of("positions"))
     if positions <= groups.GROUP_ROWS:
-        return read_trace(path, verify=verify)
-    return StreamedTrace(path, memory=memory, keep=keep, verify=verify)
+        return read_trace(place, verify=verify)
+    return StreamedTrace(place, memory=memory, keep=keep, verify=verify)
 
 
 @dataclass
@@ -512,7 +513,9 @@ def default_settings(trace: Source, **varied: Any) -> tuple[Grid, str]:
 
 
 def _source(trace: Trace | StreamedTrace | str | Path) -> Trace | StreamedTrace:
-    return open_trace(trace) if isinstance(trace, (str, Path)) or is_remote(trace) else trace  # type: ignore[arg-type, return-value]
+    if isinstance(trace, (Trace, StreamedTrace)):
+        return trace
+    return open_trace(trace)  # a path in a store is no Path
 
 
 def replay_grid(

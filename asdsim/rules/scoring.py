@@ -119,6 +119,11 @@ class Layout:
         return found
 
     @property
+    def blocks(self) -> tuple[str, int, float, str]:
+        """What says which positions of a step are looked at and are mismatches: layouts that agree here lead alike."""
+        return self.mismatch, self.width, self.threshold, self.stop
+
+    @property
     def whole(self) -> Layout:
         """The same on whole blocks."""
         return replace(self, width=0, threshold=0.0)

@@ -180,8 +180,7 @@ class Meter:
             grids = [grid for name in names for grid in published(name, self.trace.manifest.num_draft_tokens)]
             base = GraphStore(self.trace)
             for layout in dict.fromkeys(grid.layout for grid in grids):
-                alike = (layout.mismatch, layout.width) == (DEFAULT.mismatch, DEFAULT.width)
-                own = GraphStore(self.trace, layout, base=base if alike else None)
+                own = GraphStore(self.trace, layout, base=base if layout.blocks == DEFAULT.blocks else None)
                 self._stores[layout] = base if layout == DEFAULT else own
             fill(list(self._stores.values()))
 
@@ -213,7 +212,7 @@ class Meter:
 
 
 OF_ANSWERS = ("ended_share", "seconds_per_answer", "answer_speed_up")
-"""Figures of whole answers that exact rows have; see :data:`asdsim.evaluate.figures.FIGURES`."""
+"""Figures of whole answers that exact rows have, the first where answers can be scored; see :data:`asdsim.evaluate.figures.FIGURES`."""
 
 
 def stated_cost(draft_cost: float) -> Cost:
@@ -320,8 +319,10 @@ def compare(
     judge = Evaluator(trace, cost=cost, scorer=scorer, resamples=2, device=device, threads=threads)
     for name, setting in settings.items():
         row = _row(name, setting, meter, cost, weights)
-        if row["exact"] and (scorer is not None or isinstance(trace, Trace)):  # outputs of a large one take a pass
-            figures = [*OF_ANSWERS, *(("accuracy", "accuracy_change") if scorer is not None else ())]
+        if row["exact"]:
+            figures = ["seconds_per_answer", "answer_speed_up"]
+            if scorer is not None:  # outputs of a trace that is read group by group take a pass
+                figures += ["ended_share", "accuracy", "accuracy_change"]
             quality = judge.evaluate(setting.grid, figures=figures, requests=meter.paired.tolist())
             row |= _of_answers(quality)
             if scorer is not None:
@@ -415,7 +416,7 @@ def _row(name: str, setting: Measured, meter: Meter, cost: Cost, weights: stats.
 def _of_answers(quality: Quality) -> dict[str, Any]:
     """Return what is known of the answers of an exact setting; of accuracy nothing where no request is scored."""
     values = quality.row(0)
-    known = {name: values[name][0] for name in OF_ANSWERS}
+    known = {name: values[name][0] for name in OF_ANSWERS if name in values}
     if not values.get("scored_requests"):
         return known
     names = ("accuracy", "accuracy_low", "accuracy_high")

@@ -292,6 +292,8 @@ def plan(
         table: sum(shard.bytes for shard in trace.manifest.shards_of(table)) / max(getattr(trace, table).num_rows, 1)
         for table in TABLES
     }
+    if len(getattr(cost, "batches", (1, 2))) == 1:  # timed alone: this says nothing of a batch
+        batch = 1
     seconds = _seconds(trace, cost, batch)
     prompt = float(np.mean([len(ids) for ids in trace.column("requests", "prompt_ids")]))
     length = float(growth.reached.sum(axis=1).mean()) if tokens is None else tokens
@@ -436,9 +438,9 @@ def _assumptions(
             f"seconds are those of steps ({cost.source}), the devices at work all the time; loading, walks "
             "between waves and writing come on top"
         )
-        if not isinstance(cost, CostModel):
+        if not isinstance(cost, CostModel) and batch > 1:
             lines.append(f"cover computes {batch} steps at once, whose prefixes are in the KV cache")
-        elif cost.source != f"timings of {trace.path}":
+        elif not isinstance(cost, CostModel) or cost.source != f"timings of {trace.path}":
             lines.append("cover computes steps one by one: these times say nothing of a batch, which is faster")
         else:
             lines.append(f"cover is as fast as it was, on {trace.manifest.device}")

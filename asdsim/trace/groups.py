@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
-from ..files import is_remote, to_path
+from ..files import to_path
 from ..records import RequestRecord
 from .fits import BASE, MEMORY, check_group_fits, group_rows
 from .manifest import Shard
@@ -56,7 +56,7 @@ class StreamedTrace(Source):
     memory : float
         Bytes that reading it, and what is made of it, should take; sets ``rows``.
     keep : bool
-        Whether graphs are kept beside it, see :mod:`asdsim.trace.store`; in an object store they never are.
+        Whether graphs are kept beside it, see :mod:`asdsim.trace.store`.
 
     Attributes
     ----------
@@ -84,8 +84,7 @@ class StreamedTrace(Source):
         keep: bool = True,
         rows: int | None = None,
     ) -> None:
-        self.path, self.verify, self.memory = to_path(path), verify, memory
-        self.keep = keep and not is_remote(self.path)
+        self.path, self.verify, self.memory, self.keep = to_path(path), verify, memory, keep
         self.progress: Callable[[int], None] | None = None
         self.manifest = load_manifest(self.path)[0]
         self.rows = group_rows(memory, self.manifest.top_k, rows or GROUP_ROWS)

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import TraceError
-from ..files import write_made
+from ..files import is_remote, write_made
 from ..rules.scoring import DEFAULT, Layout
 from .graph import MISSING, Graph, Graphs, build_graph
 from .groups import StreamedTrace
@@ -41,15 +41,16 @@ VERSION = 1
 """Of what a file holds; one of another version is not found."""
 
 ARRAYS: dict[str, type[np.generic]] = {
-    "root": np.int32, "limit": np.int32, "step_request": np.int32, "drafted": np.int32, "start": np.int32,
+    "root": np.int32, "limit": np.int32, "step_request": np.int32, "drafted": np.int32, "proposed": np.int32,
+    "start": np.int32,
     "mm_ptr": np.int64, "mm_pos": np.int32, "mm_regret": np.float64, "mm_score": np.float64, "mm_charge": np.float64,
     "edge_next": np.int32, "edge_accepted": np.int32, "edge_tokens": np.int32, "path_ptr": np.int64,
     "path_step": np.int32, "align_ptr": np.int64, "align_step": np.int32,
 }  # fmt: skip
 """Arrays of a graph that are kept: all that the walk reads, not the margins of edges."""
 
-SAME_AS = {"mm_charge": "mm_regret"}
-"""Left out of a file where it equals the other one, as it does for most rules."""
+SAME_AS = {"mm_charge": "mm_regret", "proposed": "drafted"}
+"""Left out of a file where it equals the other one, as it mostly does."""
 
 LEFTOVER_SECONDS = 86400.0
 """After so long a temporary file belongs to no process that still runs."""
@@ -84,8 +85,9 @@ class GraphStore:
         keep: bool | None = None,
         base: GraphStore | None = None,
     ) -> None:
-        keep = trace.keep and layout.rule == "asd" and not layout.width if keep is None else keep
-        assert base is None or (base.layout.mismatch, base.layout.width) == (layout.mismatch, layout.width)
+        if keep is None:
+            keep = trace.keep and layout.rule == "asd" and layout == layout.whole and not is_remote(trace.path)
+        assert base is None or base.layout.blocks == layout.blocks
         self.trace, self.base, self.built = trace, base, 0
         self.layout: Layout = layout
         self.failure: TraceError | None = None
@@ -249,7 +251,7 @@ class GraphStore:
     def _temporary_folder(self) -> Path:
         """Return a new directory, beside the trace where that can be written, that goes when it is no longer used."""
         beside: Path | None = self.trace.path / FOLDER
-        if self._full or not self.trace.keep:
+        if self._full or not self.trace.keep or is_remote(self.trace.path):
             beside = None
         try:
             if beside is not None:
@@ -296,11 +298,11 @@ def fill(stores: list[GraphStore]) -> None:
     for store in stores:
         store._remove_stale()
     for n, group in zip(sorted(wanted), stores[0].trace.groups(wanted), strict=True):
-        alike: dict[tuple[str, int], Graph] = {}  # layouts of the same mismatches lead alike
+        alike: dict[tuple[str, int, float, str], Graph] = {}  # layouts of the same mismatches lead alike
         for store, absent in zip(stores, missing, strict=True):
             if n not in absent or store.failure is not None:
                 continue
-            key = store.layout.mismatch, store.layout.width
+            key = store.layout.blocks
             try:
                 graph = build_graph(group, store.layout, alike.get(key))
             except TraceError as error:
@@ -339,7 +341,7 @@ def is_sound(graph: Graph) -> bool:
     requests, steps, mismatches = graph.num_requests, graph.num_steps, len(graph.mm_pos)
     edges = steps + mismatches
     lengths = (
-        (requests, graph.root, graph.limit), (steps, graph.step_request, graph.start),
+        (requests, graph.root, graph.limit), (steps, graph.step_request, graph.start, graph.drafted, graph.proposed),
         (mismatches, graph.mm_regret, graph.mm_score, graph.mm_charge),
         (edges, graph.edge_next, graph.edge_accepted, graph.edge_tokens),
     )  # fmt: skip

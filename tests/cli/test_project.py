@@ -36,7 +36,10 @@ def test_one_version_everywhere() -> None:
 def test_core_is_free_of_models_and_of_cuda() -> None:
     core = {Requirement(item).name for item in PROJECT["dependencies"]}
     assert {"numba", "numpy", "pyarrow", "polars", "matplotlib", "click"} <= core
+    assert not core & {"torch", "transformers", "accelerate", "numba-cuda", "cuda-toolkit"}
+    assert set(PROJECT["optional-dependencies"]) == {
         "browser", "capture", "cuda12", "cuda13", "dev", "gs", "quality", "quantize", "ray", "s3",
+    }  # fmt: skip
 
 
 def test_every_core_range_has_a_lower_bound_that_the_pin_respects() -> None:

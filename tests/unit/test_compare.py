@@ -316,11 +316,15 @@ def test_tokens_per_answer_are_those_of_the_walk() -> None:
 def test_answers_of_exact_rows_are_those_of_an_evaluation() -> None:
     source = read_trace(Path(__file__).resolve().parents[2] / "traces" / "smollm2-rules")
     cost = stated_cost(0.1)
-    row = next(row for row in compare(source, ["strict", "asd"], cost=cost).rows if row["rule"] == "asd")
     names = ("ended_share", "seconds_per_answer", "answer_speed_up")
-    setting = Grid.product(*(row["parameters"][name] for name in "BgM"))
-    expected = Evaluator(source, cost=cost, resamples=2).evaluate(setting, figures=names).row(0)
-    assert [row[name] for name in names] == [expected[name][0] for name in names]
+    for scorer in (None, lambda request, tokens: True):
+        rows = compare(source, ["strict", "asd"], cost=cost, scorer=scorer).rows
+        row = next(row for row in rows if row["rule"] == "asd")
+        setting = Grid.product(*(row["parameters"][name] for name in "BgM"))
+        expected = Evaluator(source, cost=cost, resamples=2).evaluate(setting, figures=names).row(0)
+        known = names[scorer is None :]
+        assert [row[name] for name in known] == [expected[name][0] for name in known]
+        assert (row["ended_share"] is None) == (scorer is None)
 
 
 def test_rows_that_are_exact_have_an_accuracy(stored: Any) -> None:
