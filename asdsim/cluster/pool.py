@@ -20,6 +20,8 @@ LEASE_ITEMS = 32
 """Items dealt out at once, at most."""
 DEATHS = 3
 """Deaths of replicas with one item at hand after which that item is given up."""
+RESTART_SECONDS = 120.0
+"""How long Ray may take to start a lost replica again before that counts against it."""
 GRACE_SECONDS = 60.0
 """How long replicas may take to hand in what is finished after Ctrl-C."""
 LINE_SECONDS = 60.0
@@ -111,6 +113,7 @@ class Seat:
     since: float = 0.0
     done: int = 0
     failures: int = 0
+    lost: float | None = None
 
     def line(self, now: float) -> str:
         """Say what it is doing."""
@@ -316,10 +319,14 @@ class Pool:
                 fix="see the replica's log in Ray's session directory",
             ) from error
         except ray.exceptions.RayError as error:  # the process, its node or the way to it
-            seat.failures += 1
-            self.note(f"replica {seat.number} on {seat.host} was lost"
-                      + (f" at {items[0].label}; that is done again" if items else "")
-                      + f" ({type(error).__name__})")  # fmt: skip
+            now = time.monotonic()
+            seat.lost = now if seat.lost is None else seat.lost
+            restarting = isinstance(error, ray.exceptions.ActorUnavailableError) and now - seat.lost < RESTART_SECONDS
+            seat.failures += not restarting
+            if items or not restarting:
+                self.note(f"replica {seat.number} on {seat.host} was lost"
+                          + (f" at {items[0].label}; that is done again" if items else "")
+                          + f" ({type(error).__name__})")  # fmt: skip
             for item in items:
                 item.deaths += 1
             if items and items[0].deaths >= DEATHS and len(items) == 1:
@@ -338,10 +345,10 @@ class Pool:
                     fix="run the same command again once it is there; what was stored is kept",
                 ) from None  # fmt: skip
             todo.extendleft(reversed(items))
-            self._again.append((time.monotonic() + 1.0, seat))
+            self._again.append((now + 1.0, seat))
             return
         self._idle.append(seat)
-        seat.failures = 0
+        seat.failures, seat.lost = 0, None
         if not items:
             seat.host = str(answer)
             return
