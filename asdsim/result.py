@@ -513,7 +513,9 @@ def default_settings(trace: Source, **varied: Any) -> tuple[Grid, str]:
 
 
 def _source(trace: Trace | StreamedTrace | str | Path) -> Trace | StreamedTrace:
-    return open_trace(trace) if isinstance(trace, (str, Path)) else trace
+    if isinstance(trace, (Trace, StreamedTrace)):
+        return trace
+    return open_trace(trace)  # a path in a store is no Path
 
 
 def replay_grid(

@@ -204,7 +204,7 @@ def _capture(
         return answer.prompts
 
     bare = writer.manifest.replace(shards=[])
-    most = {"most": plan.flush_every} if plan.flush_every else {}
+    most: dict[str, Any] = {"most": plan.flush_every} if plan.flush_every else {}
     pool.run(items, taken, lambda: (bare, writer.number()), **most)
     for _, part in sorted(parts, key=lambda pair: pair[0]):
         total.steps += part.steps

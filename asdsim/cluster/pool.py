@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import AsdsimError, CaptureError, UsageError
+from ..errors import AsdsimError, CaptureError, TraceError, UsageError
 
 LEASE_SECONDS = 30.0
 """A replica hands in what it has after so long; it finishes the request that it is at first."""
@@ -20,6 +20,8 @@ LEASE_ITEMS = 32
 """Items dealt out at once, at most."""
 DEATHS = 3
 """Deaths of replicas with one item at hand after which that item is given up."""
+RESTART_SECONDS = 120.0
+"""How long Ray may take to start a lost replica again before that counts against it."""
 GRACE_SECONDS = 60.0
 """How long replicas may take to hand in what is finished after Ctrl-C."""
 LINE_SECONDS = 60.0
@@ -111,6 +113,7 @@ class Seat:
     since: float = 0.0
     done: int = 0
     failures: int = 0
+    lost: float | None = None
 
     def line(self, now: float) -> str:
         """Say what it is doing."""
@@ -222,6 +225,7 @@ class Pool:
     def run(
         self, items: Sequence[Item], done: Callable[[list[Item], Any], int],
         more: Callable[[], tuple[Any, ...]] = tuple, most: int = LEASE_ITEMS,
+        moved: Callable[[Any], Any] = lambda payload: None,
     ) -> None:  # fmt: skip
         """Have all items done; returns early where ``interrupted``.
 
@@ -235,6 +239,9 @@ class Pool:
             Returns arguments of ``work`` beside the payloads, anew each time.
         most : int
             Items to deal out at once.
+        moved : callable
+            Given the payload of an item whose part of a trace could not be read; returns the payload to try instead, or
+            None if there is no other.
 
         Raises
         ------
@@ -246,11 +253,12 @@ class Pool:
             lambda seat, some: seat.actor.work.remote([item.payload for item in some], *more()),
             done,
             most,
+            moved,
         )
 
     def _run(
         self, todo: deque[Item], submit: Callable[[Seat, list[Item]], Any], done: Callable[[list[Item], Any], int],
-        most: int = 1,
+        most: int = 1, moved: Callable[[Any], Any] = lambda payload: None,
     ) -> None:  # fmt: skip
         import ray
 
@@ -269,7 +277,7 @@ class Pool:
                 if not self._refs:
                     time.sleep(0.5)
                 for ref in ready:
-                    self._settle(ref, todo, done)
+                    self._settle(ref, todo, done, moved)
                 self._tell()
                 if self.interrupted and time.monotonic() > end:
                     return
@@ -281,7 +289,9 @@ class Pool:
                 for seat in self.seats:
                     seat.actor.stop.options(concurrency_group="control").remote()
 
-    def _settle(self, ref: Any, todo: deque[Item], done: Callable[[list[Item], Any], int]) -> None:
+    def _settle(
+        self, ref: Any, todo: deque[Item], done: Callable[[list[Item], Any], int], moved: Callable[[Any], Any]
+    ) -> None:
         """Take what a replica answered: its result, its error, or nothing at all."""
         import ray
 
@@ -292,6 +302,14 @@ class Pool:
         try:
             answer = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, TraceError):
+                payloads = [moved(item.payload) for item in items]
+                if any(payload is not None for payload in payloads):
+                    for item, payload in zip(items, payloads, strict=True):
+                        item.payload = payload or item.payload
+                    self._idle.append(seat)
+                    todo.extendleft(reversed(items))
+                    return
             if isinstance(error.cause, AsdsimError):
                 raise error.cause from None
             cause = error.cause or error
@@ -301,10 +319,14 @@ class Pool:
                 fix="see the replica's log in Ray's session directory",
             ) from error
         except ray.exceptions.RayError as error:  # the process, its node or the way to it
-            seat.failures += 1
-            self.note(f"replica {seat.number} on {seat.host} was lost"
-                      + (f" at {items[0].label}; that is done again" if items else "")
-                      + f" ({type(error).__name__})")  # fmt: skip
+            now = time.monotonic()
+            seat.lost = now if seat.lost is None else seat.lost
+            restarting = isinstance(error, ray.exceptions.ActorUnavailableError) and now - seat.lost < RESTART_SECONDS
+            seat.failures += not restarting
+            if items or not restarting:
+                self.note(f"replica {seat.number} on {seat.host} was lost"
+                          + (f" at {items[0].label}; that is done again" if items else "")
+                          + f" ({type(error).__name__})")  # fmt: skip
             for item in items:
                 item.deaths += 1
             if items and items[0].deaths >= DEATHS and len(items) == 1:
@@ -323,10 +345,10 @@ class Pool:
                     fix="run the same command again once it is there; what was stored is kept",
                 ) from None  # fmt: skip
             todo.extendleft(reversed(items))
-            self._again.append((time.monotonic() + 1.0, seat))
+            self._again.append((now + 1.0, seat))
             return
         self._idle.append(seat)
-        seat.failures = 0
+        seat.failures, seat.lost = 0, None
         if not items:
             seat.host = str(answer)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,10 +88,14 @@ def verify_on(
             progress(len(outcomes), len(pairs))
         return len(answer)
 
+    def moved(some: Some) -> Some | None:
+        there = places.moved(some.places)
+        return None if there is None else replace(some, places=there)
+
     found = Verification(pairs=len(pairs), threshold=threshold_of(manifest, near_tie))
     pair = Pair(manifest.replace(shards=[]), target, drafter, offline, placing)
     with Pool(where, VerifyReplica, (pair,), note) as pool:
-        pool.run(items, taken, lambda: (found.threshold,), most=4)
+        pool.run(items, taken, lambda: (found.threshold,), most=4, moved=moved)
         if pool.interrupted:
             raise KeyboardInterrupt
     for number in range(len(pairs)):

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..errors import UsageError
+from ..errors import TraceError, UsageError
 from ..evaluate.cost import PARTS
 from ..evaluate.quality import COUNTS, OF_OUTPUTS, Columns, Evaluator, Pairing, Scorer
 from ..result import Result
@@ -167,7 +167,7 @@ class WalkPool(Pool):
             return len(found)
 
         items = [Item(places.part(n, min(n + size, number)), f"request {places.ids[n]}") for n in starts]
-        self.run(items, taken, lambda: (ask,), most=4)
+        self.run(items, taken, lambda: (ask,), most=4, moved=places.moved)
         if self.interrupted:
             raise KeyboardInterrupt
         return [answers[first] for first in starts]
@@ -181,10 +181,8 @@ def outline(places: Places, pool: WalkPool | None = None) -> Trace:
     TraceError
         If a shard of ``requests`` cannot be trusted.
     """
+    requests = _requests(places)
     manifest = places.manifest
-    requests = replace(
-        places.part(0, len(places.ids)), manifest=manifest.replace(shards=manifest.shards_of("requests"))
-    )
     steps, owner = table_schema("steps").empty_table(), np.empty(0, np.int32)
     if pool is not None:
         tables, owners = zip(*pool.ask(places, Ask("steps")), strict=True)
@@ -193,9 +191,19 @@ def outline(places: Places, pool: WalkPool | None = None) -> Trace:
         owner = np.concatenate([one + n for one, n in zip(owners, first, strict=False)]).astype(np.int32)
     positions = table_schema("positions", manifest.top_k).empty_table()
     return Trace(
-        places.folder, manifest, requests.read_requests(), steps, positions, owner,
+        places.folder, manifest, requests, steps, positions, owner,
         np.zeros(len(owner) + 1, np.int64), np.zeros(len(places.ids) + 1, np.int64),
     )  # fmt: skip
+
+
+def _requests(places: Places) -> pa.Table:
+    while True:
+        named = places.manifest.replace(shards=places.manifest.shards_of("requests"))
+        try:
+            return replace(places.part(0, len(places.ids)), manifest=named).read_requests()
+        except TraceError:
+            if not places.renew():
+                raise
 
 
 class Walking(WalkPool):

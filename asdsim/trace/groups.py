@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
-from ..files import is_remote, to_path
+from ..files import to_path
 from ..records import RequestRecord
 from .fits import BASE, MEMORY, check_group_fits, group_rows
 from .manifest import Shard
@@ -178,8 +178,7 @@ class StreamedTrace(Source):
         """Yield the request of each row of a shard, a row group at a time: not verified, so a hint of where to look."""
         file, expected = self.path / shard.name, file_schema(shard.table, self.manifest.top_k)
         try:
-            source = file.open("rb") if is_remote(file) else file
-            with pq.ParquetFile(source, read_dictionary=["request_id"]) as parquet:
+            with file.open("rb") as handle, pq.ParquetFile(handle, read_dictionary=["request_id"]) as parquet:
                 if parquet.metadata.schema.to_arrow_schema().remove_metadata().equals(expected):
                     check_size(unpacked_bytes(parquet.metadata, expected), ROOM + EXPANSION * shard.bytes, file)
                     for group in range(parquet.num_row_groups):

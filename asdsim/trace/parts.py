@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import TraceError
-from ..files import shown
+from ..files import reason_of, shown
+from .groups import CHANGED
 from .manifest import NEXT_SHARD, PLANNED, Manifest, Shard
-from .reader import Part, Trace, build_trace, load_manifest, read_shard
-from .schema import table_schema
+from .reader import Part, Trace, build_trace, changed, load_manifest, read_shard
+from .schema import TABLES, table_schema
 from .sizes import RESTORE
 from .tables import to_numpy
 from .writer import TraceWriter
@@ -176,6 +177,39 @@ class Places:
                 shards.append(shard)
         return PlacesOf(self.folder, self.manifest.replace(shards=shards), self.ids[first:end])
 
+    def moved(self, part: PlacesOf) -> PlacesOf | None:
+        """Return where requests are that could not be read where they were, or None if that is where they are.
+
+        Raises
+        ------
+        TraceError
+            As :meth:`renew`.
+        """
+        first = self.ids.index(part.ids[0])
+        now = self.part(first, first + len(part.ids))
+        if now.manifest.shards == part.manifest.shards and self.renew():
+            now = self.part(first, first + len(part.ids))
+        return None if now.manifest.shards == part.manifest.shards else now
+
+    def renew(self) -> bool:
+        """Look again where the rows are: a writer may have merged shards. Return whether they are elsewhere.
+
+        Raises
+        ------
+        TraceError
+            If there are other rows than before, so that what was read does not go with what would be.
+        """
+        now = find_places(self.folder)
+        if now.ids != self.ids or now._sizes() != self._sizes():
+            raise TraceError(CHANGED, where=str(self.folder), fix="run the command again")
+        elsewhere = now.manifest.shards != self.manifest.shards
+        self.manifest, self.rows = now.manifest, now.rows
+        return elsewhere
+
+    def _sizes(self) -> list[int]:
+        """Return the number of rows of each table: rows are added, never changed."""
+        return [sum(shard.rows for shard in self.manifest.shards_of(table)) for table in TABLES]
+
 
 @dataclass(frozen=True)
 class PlacesOf:
@@ -236,7 +270,16 @@ def find_places(folder: Path) -> Places:
     TraceError
         If the trace cannot be read, or a row belongs to no request.
     """
-    manifest, _ = load_manifest(folder)
+    while True:
+        manifest, raw = load_manifest(folder)
+        try:
+            return _find(folder, manifest)
+        except TraceError:
+            if not changed(folder, raw):
+                raise
+
+
+def _find(folder: Path, manifest: Manifest) -> Places:
     places = Places(folder, manifest, request_ids(folder, manifest))
     known = {name: row for row, name in enumerate(places.ids)}
     for shard in manifest.shards:
@@ -245,8 +288,12 @@ def find_places(folder: Path) -> Places:
         try:
             with file.open("rb") as handle:
                 table = pq.read_table(handle, columns=names, read_dictionary=["request_id"])
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise TraceError(f"not a readable Parquet shard: {shown(error)}", where=str(file), fix=RESTORE) from None
+        except Exception as error:
+            reason = reason_of(error)  # also of what the library of a store raises
+            if not reason and not isinstance(error, (pa.ArrowException, ValueError, KeyError)):
+                raise
+            what = f"not a readable Parquet shard: {reason or shown(error)}"
+            raise TraceError(what, where=str(file), fix=RESTORE) from None
         rows = np.unique(_places(table["request_id"].unify_dictionaries(), known))
         if len(rows) and rows[0] < 0:
             raise TraceError("holds rows of a request that the trace does not hold", where=str(file), fix=RESTORE)

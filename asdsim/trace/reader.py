@@ -60,11 +60,12 @@ def read_trace(path: str | os.PathLike[str], *, verify: bool = True) -> Trace:
             return trace
         except TraceError:
             # A writer may have merged shards since the manifest was read: then read it again.
-            if not _changed(folder, raw):
+            if not changed(folder, raw):
                 raise
 
 
-def _changed(folder: Path, raw: bytes) -> bool:
+def changed(folder: Path, raw: bytes) -> bool:
+    """Return whether the manifest of a trace is no longer the one with these bytes."""
     try:
         return read_octets(folder / MANIFEST) != raw
     except OSError:

@@ -1,4 +1,4 @@
-"""``kill -9`` of a replica, the driver and the raylet while a cluster captures, covers and replays.
+"""``kill -9`` of a replica, the driver and the raylet while a cluster captures, covers and replays, on disk and on S3.
 
 Each command runs as a process of its own with a cluster of its own (``--ray local``), is hit at a random moment, and is
 then run again as it is. What must come out is what one process makes, to the bit, times aside: nothing lost, nothing
@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,9 @@ from pathlib import Path
 
 import pytest
 
+from asdsim.files import make_folder, names_in, read_octets, to_path, write_atomically
 from asdsim.trace import read_trace
+from asdsim.trace.manifest import MANIFEST
 from tests.cluster.test_cluster import GRID, capture, same, whole  # noqa: F401  (fixture)
 
 pytest.importorskip("ray")
@@ -97,25 +98,32 @@ def completed(args: list[object]) -> str:
     raise AssertionError("no cluster")
 
 
+@pytest.mark.parametrize("place", ["disk", "s3"])
 @pytest.mark.parametrize("victim", ["replica", "driver", "raylet"])
 @pytest.mark.parametrize("command", ["capture", "cover", "replay"])
 def test_killed_and_run_again(
-    command: str, victim: str, saved: Path, whole: Path, tmp_path: Path  # noqa: F811
+    command: str, victim: str, place: str, saved: Path, whole: Path, tmp_path: Path,  # noqa: F811
+    request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
-    rng = random.Random(f"{SEED} {command} {victim}")
+    base = request.getfixturevalue("s3").url if place == "s3" else str(tmp_path)
+    rng = random.Random(f"{SEED} {command} {victim}" + (" s3" if place == "s3" else ""))
     expected = whole / ("bare" if command == "capture" else "covered")
-    wanted = completed(["replay", whole / "covered", *GRID, "--intervals", "--json"]) if command == "replay" else ""
+    trace = to_path(f"{base}/covered")
+    wanted = ""
+    if command == "replay":
+        copy(expected, trace)
+        wanted = completed(["replay", expected, *GRID, "--intervals", "--json"]).replace(str(expected), str(trace))
     kills = empty = 0
     for attempt in range(10 * KILLS):
-        path = tmp_path / str(attempt)
+        path = to_path(f"{base}/{attempt}")
         ray: list[object] = ["--ray", "local", "--replicas", 2]
         args: dict[str, list[object]] = {
             "capture": capture(saved, path, "--flush-every", 1, *ray),
             "cover": ["cover", path, *GRID, *ray],
-            "replay": ["replay", whole / "covered", *GRID, "--intervals", "--json", *ray],
+            "replay": ["replay", trace, *GRID, "--intervals", "--json", *ray],
         }
         if command == "cover":
-            shutil.copytree(whole / "bare", path)
+            copy(whole / "bare", path)
         run = Command(args[command])
         before = stamp(path)
         # From the moment on that replicas are there, or after some parts are stored.
@@ -140,10 +148,10 @@ def test_killed_and_run_again(
         status, out, err = run.wait()
         kills += 1
         kept = 0
-        if command != "replay" and (path / "manifest.json").exists():
+        if command != "replay" and (path / MANIFEST).exists():
             found = read_trace(path)  # whole, whatever the moment
             kept = found.requests.num_rows if command == "capture" else int((found.column("steps", "wave") > 0).sum())
-        print(f"{command}: kill -9 of the {victim} {target}: status {status}, {kept} kept", file=sys.stderr)
+        print(f"{command} on {place}: kill -9 of the {victim} {target}: status {status}, {kept} kept", file=sys.stderr)
         empty += not kept
         if victim == "replica":
             assert status == 0, err[-3000:]
@@ -157,14 +165,20 @@ def test_killed_and_run_again(
             assert out == wanted
         else:
             same(path, expected)
-        shutil.rmtree(path, ignore_errors=True)
         if kills == KILLS:
             break
     assert kills == KILLS
 
 
-def stamp(path: Path) -> int:
-    """Return when the manifest was last stored."""
+def copy(folder: Path, path: Path) -> None:
+    make_folder(path)
+    for name in names_in(folder):
+        if (folder / name).is_file():  # no kept graphs
+            write_atomically(path / name, (folder / name).read_bytes())
+
+
+def stamp(path: Path) -> bytes:
+    """Return the manifest as it is stored."""
     with contextlib.suppress(OSError):
-        return (path / "manifest.json").stat().st_mtime_ns
-    return 0
+        return read_octets(path / MANIFEST)
+    return b""

@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from tests.capture.conftest import one_thread, saved  # noqa: F401  (fixtures)
+from tests.conftest import S3
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two cores, and two GPUs that nothing asks for anything: what is tested of them is where replicas go."""
+def cluster(s3_server: S3) -> Iterator[Any]:
+    """Two cores, and two GPUs that nothing asks for anything: what is tested of them is where replicas go.
+
+    Replicas find a store in their environment, which is that of the cluster when it starts.
+    """
     ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # replicas import the tests' own ones

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,10 +18,17 @@ import pytest
 
 from asdsim.cli import main
 from asdsim.cluster.pool import Item, Pool, Where, connect, share_of
-from asdsim.errors import CaptureError, UsageError
+from asdsim.cluster.walk import Walking
+from asdsim.errors import CaptureError, TraceError, UsageError
+from asdsim.files import names_in, to_path
+from asdsim.records import RequestRecord
+from asdsim.result import replay_grid
+from asdsim.rules.settings import Grid
 from asdsim.trace import read_trace
+from asdsim.trace.manifest import MANIFEST
 from asdsim.trace.writer import TraceWriter
 from tests.cluster.replicas import Fragile
+from tests.conftest import KEY, S3, SECRET
 from tests.support.tracefiles import difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(900)]
@@ -67,7 +75,7 @@ def same(path: Path, expected: Path) -> None:
     assert found.vocabulary is not None and wanted.vocabulary is not None
     assert found.vocabulary.ids.tolist() == wanted.vocabulary.ids.tolist()
     named = {shard.name for shard in found.manifest.shards}
-    assert {file.name for file in path.glob("*-*.parquet") if not file.name.startswith("vocabulary")} == named
+    assert {name for name in names_in(path) if not name.startswith("vocabulary")} == {MANIFEST, *named}
 
 
 def test_capture_goes_on_and_equals_one_process(
@@ -147,6 +155,60 @@ def test_figures_equal_those_of_one_process(cluster: Any, whole: Path, tmp_path:
         status, _, err = run(*args)
         assert status == 0, err
     assert policies[0].read_bytes() == policies[1].read_bytes()
+
+
+def test_a_trace_in_a_store_equals_one_on_disk(
+    cluster: Any, saved: Path, whole: Path, tmp_path: Path, s3: S3, run: Run
+) -> None:
+    url, ray, printed = f"{s3.url}/t", ["--ray", "local", "--replicas", 2], []
+    for args in (capture(saved, to_path(url), "--flush-every", 2), ["cover", url, *GRID]):
+        status, *texts = run(*args, *ray)
+        assert status == 0, texts
+        printed += texts
+        same(to_path(url), whole / ("bare" if args[0] == "capture" else "covered"))
+    for args in (["replay", *GRID, "--intervals"], ["verify", "--sample", 8]):
+        alone = run(args[0], whole / "covered", *args[1:], "--json")
+        spread = run(args[0], url, *args[1:], "--json", *ray)
+        printed += spread[1:]
+        assert alone[0] == spread[0] == 0, spread[2]
+        assert json.loads(spread[1])["rows"] == json.loads(alone[1])["rows"]
+    policies = []
+    for folder, more in ((tmp_path, []), (s3.url, ray)):  # both fit step times, which are the trace's own
+        policies.append(to_path(f"{folder}/policy.json"))
+        status, *texts = run("calibrate", url, "--split", 2, "--max-divergence", ".9", "-o", policies[-1], *more)
+        assert status == 0, texts
+        printed += texts
+    assert policies[0].read_bytes() == policies[1].read_bytes()
+    stored = s3.read()
+    for word in (KEY, SECRET):
+        assert not any(word in text for text in printed)
+        assert not [name for name, data in stored.items() if word.encode() in data]
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_shards_merged_while_a_cluster_reads_them(cluster: Any, whole: Path, tmp_path: Path, more: bool) -> None:
+    bare, path, grid = read_trace(whole / "bare"), tmp_path / "t", Grid.product([0, 2], [0.5], [1])
+    records = bare.request_records()
+
+    def add(writer: TraceWriter, record: RequestRecord) -> None:
+        writer.add_request(record, bare.steps_of(record.request_id))
+        writer.flush()
+
+    with contextlib.closing(TraceWriter.create(path, bare.manifest.replace(shards=[]))) as writer:
+        for record in records[:-1]:
+            add(writer, record)
+        with Walking(path, Where("local", 2), lambda text: None, False) as walking:
+            if more:
+                add(writer, records[-1])
+            before = names_in(path)
+            writer.close()  # merges
+            assert len(names_in(path)) < len(before)
+            if more:
+                with pytest.raises(TraceError, match="was changed while it was read"):
+                    walking.replay_grid(walking.trace, grid)
+            else:
+                found = walking.replay_grid(walking.trace, grid)
+                assert found.rows() == replay_grid(read_trace(path), grid).rows()
 
 
 @pytest.mark.parametrize("args, message", [

@@ -18,9 +18,13 @@ import pytest
 
 from asdsim.errors import AsdsimError, TraceError, UsageError
 from asdsim.files import names_in, read_octets, read_text, to_path, write_atomically, write_new, write_over
+from asdsim.result import replay_grid
+from asdsim.rules.settings import Grid
 from asdsim.trace import TraceWriter, read_trace
+from asdsim.trace.groups import StreamedTrace
 from asdsim.trace.join import NOTE, join, shard_path
 from asdsim.trace.manifest import MANIFEST
+from asdsim.trace.store import FOLDER
 from asdsim.trace.writer import WRITER
 from tests.conftest import S3
 from tests.support.toytrace import RAGGED, ToyModel, toy_manifest, toy_requests, write_toy_trace
@@ -152,6 +156,18 @@ def test_a_trace_in_a_store_has_the_bytes_of_a_local_one(store: Any, tmp_path: P
     assert sorted(local) == sorted(remote) and local == remote
     assert difference(read_trace(store / "t"), read_trace(tmp_path / "t")) is None
     assert read_trace(str(store / "t")).manifest.checksum == read_trace(tmp_path / "t").manifest.checksum
+
+
+def test_a_trace_in_a_store_is_read_group_by_group(store: Any, tmp_path: Path) -> None:
+    grid = Grid.product([0, 1, 4], [0.5, 9], [1, 7])
+    for place in (tmp_path / "t", store / "t"):
+        write_toy_trace(place, cover=12, shards=3)
+    remote = StreamedTrace(store / "t", rows=40)
+    assert len(remote.bounds) > 3
+    figures = replay_grid(remote, grid).frame()
+    assert figures.equals(replay_grid(tmp_path / "t", grid).frame())
+    assert replay_grid(store / "t", grid).frame().equals(figures)
+    assert FOLDER not in names_in(store / "t"), "no graph is kept in a store"
 
 
 def test_a_folder_that_holds_something_else_is_refused(store: Any) -> None:
