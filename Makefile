@@ -5,7 +5,7 @@
 #   make gpu       the checks that need a CUDA device
 #   make engines   asdsim inside vLLM on CPU, in an environment of its own (3.4 GB on the first run)
 #   make browser   the page of asdsim report in a real browser (Debian's chromium; node for axe-core)
-#   make cluster   kill -9 of replicas, drivers and raylets of a Ray cluster (some minutes)
+#   make cluster   a Ray cluster beside one process, and kill -9 of replicas, drivers and raylets (some minutes)
 #   make bench     timings beside plain Python, torch and numpy (make micro: of the walk's pieces)
 #   make docs      the site, in docs/_build; a warning or a broken link between pages is an error
 #   make mutants   would the tests notice small changes of meaning (some ten minutes; MUTANTS="studies cli" for a part)

@@ -25,7 +25,7 @@ import pytest
 from asdsim.files import make_folder, names_in, read_octets, to_path, write_atomically
 from asdsim.trace import read_trace
 from asdsim.trace.manifest import MANIFEST
-from tests.cluster.test_cluster import GRID, capture, same, whole  # noqa: F401  (fixture)
+from tests.cluster.check_cluster import GRID, capture, same, whole  # noqa: F401  (fixture)
 
 pytest.importorskip("ray")
 pytestmark = [
