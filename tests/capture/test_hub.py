@@ -27,7 +27,9 @@ else:
 
 
 def load(address: str, cache: Path, spec: str, shots: str = "", offline: str = "") -> Any:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGINGFACE"))}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGINGFACE", "TRANSFORMERS_"))
+    }
     environment |= {"HF_ENDPOINT": address, "HF_HOME": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
     done = subprocess.run(
         [sys.executable, "-c", LOAD, spec, shots, offline], env=environment, capture_output=True, text=True, timeout=120
