@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,9 @@ from .common import (
     with_interval,
 )  # fmt: skip
 from .quality_options import bootstrap_options, check_resamples, cost_of, cost_option, note_baselines
+
+if TYPE_CHECKING:
+    from ..live.timing import Timing
 
 
 @click.command("timing")
@@ -103,6 +106,21 @@ def command(
         }  # fmt: skip
         print_json("timing", payload)
         return 1 if timed.problems else 0
+    _print(timed, measured, plain, predicted)
+    for problem in timed.problems:
+        note(problem)
+    note(f"stored in {trace}: predictions for it now say how far this one was off" if stored else
+         f"not stored in {trace}, so predictions for it do not mention this run")  # fmt: skip
+    note_baselines(model)
+    if text := few(timed.requests):
+        note(text)
+    return 1 if timed.problems else 0
+
+
+def _print(timed: Timing, measured: list[float], plain: list[float], predicted: list[float] | None) -> None:
+    """Print the runs, and each measured speed-up beside what was predicted; ``predicted`` is from the replay."""
+    from ..live.timing import RUNS
+
     runs = [
         [
             name, f"{timed.tokens[n].sum()}", f"{timed.steps[n].sum()}",
@@ -125,14 +143,6 @@ def command(
     if predicted is not None:
         click.echo(f"predicted over strict, from the replay of the trace {with_interval(predicted)}, natural end "
                    f"({_off(predicted[0], measured[0])})")  # fmt: skip
-    for problem in timed.problems:
-        note(problem)
-    note(f"stored in {trace}: predictions for it now say how far this one was off" if stored else
-         f"not stored in {trace}, so predictions for it do not mention this run")  # fmt: skip
-    note_baselines(model)
-    if text := few(timed.requests):
-        note(text)
-    return 1 if timed.problems else 0
 
 
 def _off(predicted: float, measured: float) -> str:

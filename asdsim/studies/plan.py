@@ -317,11 +317,8 @@ def plan(
                 else number * seconds(prompt + 0.5 * length)
             )
             entry["device_hours"], entry["hours"] = taken / 3600.0, taken / 3600.0 / devices
-    hours = [entry["device_hours"] for entry in rows[:2]]
-    if None not in hours:
-        rows[2]["device_hours"], rows[2]["hours"] = sum(hours), sum(hours) / devices
-    elif scale is not None and asked == 0:
-        rows[2].update({name: rows[0][name] for name in ("device_hours", "hours")})
+    for name in ("device_hours", "hours"):
+        rows[2][name] = _added(rows[0][name], 0.0 if scale is not None and asked == 0 else rows[1][name])
     beyond = [] if tokens is None or tokens <= growth.seen else ["tokens"]
     beyond += ["settings"] if scale is not None and asked > known else []
     record = {
@@ -336,6 +333,10 @@ def plan(
     }  # fmt: skip
     lines = _assumptions(trace, cost, growth, sharing, tokens, asked, known, devices, batch)
     return Plan(rows, record, source, _memory(trace, rows[2], requests, size, devices), beyond, lines)
+
+
+def _added(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
 
 
 def _covered(trace: Trace) -> list[Grid]:
