@@ -94,7 +94,7 @@ MUTANTS = [
         ("(start < 0) | (start >= limit)", "(start >= limit)"),
         ("(parent_id[child] < 0) | (parent_id[child] >= count)", "(parent_id[child] >= count)"),
         ("outside = (ids < 0) | (ids >= trace", "outside = (ids < 0) | (ids > trace"),
-        ("index != np.arange(len(index))", "index < 0"),
+        ("index != np.arange(trace.first, trace.first + len(index))", "index < 0"),
         ("~(np.isfinite(time) & (time >= 0))", "~(time >= 0)"),
         ("start[child] != start[parent] + accepted[child] + 1", "start[child] < start[parent]"),
         ("refuse_child(path & (wave[parent] != 0)", "refuse_child(path & (wave[parent] < 0)"),
@@ -102,7 +102,7 @@ MUTANTS = [
     *changes("asdsim/trace/reader.py", MEMORY, [
         ("check_size(unpacked_bytes(parquet.metadata, expected), room, file)", "pass"),
         ("taken += text_bytes(raw)", "pass"),
-        ("check_fits(folder, manifest, narrow)", "pass"),
+        ("check_fits(folder, manifest)", "pass"),
     ]),
     *changes("asdsim/trace/sizes.py", MEMORY, [
         ("width * max(chunk.num_values, rows.num_rows)", "width * rows.num_rows"),
@@ -225,7 +225,7 @@ MUTANTS = [
         ("* (1 - 1e-12)", "* (1 - 1e-9)"),
         ('table.figures[name if name in table.figures else "mean_acceptance_length"]',
          'table.figures["mean_acceptance_length"]'),
-        ("and 0 < graph.mm_score[first] < math.inf", "and graph.mm_score[first] < math.inf"),
+        ("and 0 < part.mm_score[first] < math.inf", "and part.mm_score[first] < math.inf"),
         ('self.q, method="linear"', 'self.q, method="lower"'),
         ("np.flatnonzero(table.exact)", "np.arange(len(table))"),
         ("if any(rows.any() for rows in there):", "if False:"),
@@ -264,8 +264,7 @@ MUTANTS = [
         ("gain(setting, asd, keep, weights)", "gain(asd, setting, keep, weights)"),
         ("true.counts[..., RELAXED] > 0", "true.counts[..., RELAXED] > 1"),
         ("self.spent.sum(axis=1) / np.maximum(self.tokens", "self.spent.mean(axis=1) / np.maximum(self.tokens"),
-        ("stats.resample_weights(len(meter.paired), resamples, seed)",
-         "stats.resample_weights(len(meter.paired), resamples, 0)"),
+        ("stats.Draws(len(meter.paired), resamples, seed)", "stats.Draws(len(meter.paired), resamples, 0)"),
     ]),
     *changes("asdsim/studies/audit.py", CALIBRATE, [
         ('if trace.manifest.stop != "natural":', "if False:"),
