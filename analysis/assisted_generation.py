@@ -48,7 +48,7 @@ def main() -> None:
         out=Path(tempfile.gettempdir()) / "asdsim-unused", target="smollm2-135m", drafter="lookup", task="gsm8k",
         limit=options.prompts, max_new_tokens=options.tokens, K=options.K,
     )  # fmt: skip
-    requests = make_requests(target, load_prompts(plan.task, limit=plan.limit), plan)
+    requests = list(make_requests(target, load_prompts(plan.task, limit=plan.limit), plan))
     settings = drafter.model.generation_config
     settings.num_assistant_tokens = options.K
     settings.num_assistant_tokens_schedule = "constant"

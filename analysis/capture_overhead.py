@@ -23,7 +23,7 @@ import torch
 from asdsim.capture.drafters import make_drafter
 from asdsim.capture.loop import decode
 from asdsim.capture.record import Recorder
-from asdsim.capture.run import Plan, make_manifest, make_requests
+from asdsim.capture.run import Plan, Run
 from asdsim.capture.tasks import load_prompts
 from asdsim.engines.transformers.load import load_target
 from asdsim.records import RequestRecord
@@ -62,11 +62,14 @@ def main() -> None:
         )  # fmt: skip
         target = load_target(plan.target)
         drafter = make_drafter(plan.drafter, target)
-        requests = make_requests(target, load_prompts(plan.task, limit=plan.limit), plan)
+        requests: list[RequestRecord] = []
+        survey = Run(target, drafter, load_prompts(plan.task, limit=plan.limit), plan).survey(
+            lambda _, request: requests.append(request)
+        )
         recorder = Timed()
         writing = 0.0
         ratios, seconds = [], {True: 0.0, False: 0.0}
-        with TraceWriter.create(plan.out, make_manifest(target, drafter, requests, plan)) as writer:
+        with TraceWriter.create(plan.out, survey.manifest) as writer:
             for turn in range(-1, options.rounds):
                 for number, request in enumerate(requests):
                     took = {}

@@ -45,7 +45,7 @@ def study(dtype: str, logits_dtype: str, limit: int) -> dict[str, Any]:
                 task="gsm8k,humaneval,mt-bench", limit=limit, dtype=dtype, logits_dtype=logits_dtype)  # fmt: skip
     target = load_target(plan.target, logits_dtype=logits_dtype, **plan.loading)
     drafter = make_drafter(plan.drafter, target, **plan.loading)
-    requests = make_requests(target, load_prompts(plan.task, limit=limit, offset=0, offline=False), plan)
+    requests = list(make_requests(target, load_prompts(plan.task, limit=limit, offset=0, offline=False), plan))
     prefixes: list[list[int]] = []
     drafts: list[list[int]] = []
     live: list[Any] = []

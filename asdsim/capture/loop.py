@@ -189,16 +189,18 @@ def positions_needed(request: RequestRecord, num_draft_tokens: int) -> int:
     return len(request.prompt_ids) + request.max_new_tokens - 1 + num_draft_tokens
 
 
-def note_on_positions(drafter: Drafter, requests: Sequence[RequestRecord], num_draft_tokens: int) -> list[str]:
-    """Return a note on requests that may run past the positions that the drafter was made for."""
+def beyond(drafter: Drafter, request: RequestRecord, num_draft_tokens: int) -> bool:
+    """Return whether a request may run past the positions that the drafter was made for."""
     limit = drafter.trained_positions
-    longer = sum(limit is not None and positions_needed(request, num_draft_tokens) > limit for request in requests)
-    if not longer:
-        return []
-    return [
-        f"{longer} of {len(requests)} requests may run past the {limit} positions that drafter {drafter.name} was "
-        "made for, where it may draft badly"
-    ]
+    return limit is not None and positions_needed(request, num_draft_tokens) > limit
+
+
+def note_on_positions(drafter: Drafter, longer: int, requests: int) -> str:
+    """Return a note on so many of all requests that are :func:`beyond` the drafter."""
+    return (
+        f"{longer} of {requests} requests may run past the {drafter.trained_positions} positions that drafter "
+        f"{drafter.name} was made for, where it may draft badly"
+    )
 
 
 def check_pair(target: Target, drafter: Drafter, num_draft_tokens: int) -> None:

@@ -7,12 +7,11 @@ import hashlib
 import json
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ from .drafters import check_overrides, check_spec, parse_layer_ids
 from .interrupt import uninterrupted
 from .memory import Load, Memory, check_memory, plan_memory, pretended_devices
 from .prompts import Encoder, encode, parse_date, parse_template_args
-from .tasks import Message, Prompt, check_tasks, load_prompts, prompt_formats, split_tasks, without_folder
+from .tasks import Message, Prompt, Prompts, check_tasks, load_prompts, prompt_formats, split_tasks, without_folder
 from .tasks.shots import Shots, check_shots, parse_shots
 
 if TYPE_CHECKING:
@@ -46,6 +45,13 @@ RULES = ("strict", "asd")
 STOPS = ("natural", "fixed")
 TURNS = ("first", "all")
 LOGITS_DTYPES = ("model", "float32")
+
+Progress = Callable[[str, int, int, int], None]
+"""Told what is done, how often so far and in all, and the tokens so far; see :func:`capture`."""
+
+
+def silent(what: str, done: int, total: int, tokens: int) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -354,8 +360,8 @@ def _recorded_date(plan: Plan) -> date | None:
 
 def make_requests(
     target: Any, prompts: Iterable[Prompt], plan: Plan, encoder: Encoder | None = None
-) -> list[RequestRecord]:
-    """Turn prompts into requests with token ids.
+) -> Iterator[RequestRecord]:
+    """Turn prompts into requests with token ids, one by one.
 
     Raises
     ------
@@ -367,8 +373,8 @@ def make_requests(
             "the target has no tokenizer", where=plan.target, fix="put tokenizer.json into the model's directory"
         )
     encoder = encoder or encoder_of(target.tokenizer, plan)
-    return [
-        RequestRecord(
+    for prompt in prompts:
+        yield RequestRecord(
             request_id=prompt.id,
             task=prompt.task,
             prompt_ids=tuple(encoder.ids(prompt)),
@@ -378,14 +384,10 @@ def make_requests(
             eos_ids=target.eos_ids,
             stop=plan.stop,
         )
-        for prompt in prompts
-    ]
 
 
-def make_manifest(
-    target: Any, drafter: Any, requests: list[RequestRecord], plan: Plan, encoder: Encoder | None = None
-) -> Manifest:
-    """Return the manifest of a capture that has yet to begin."""
+def make_manifest(target: Any, drafter: Any, plan: Plan, encoder: Encoder, **settings: Any) -> Manifest:
+    """Return the manifest of a capture that has yet to begin; ``settings`` are what is known of its prompts."""
     import torch
 
     policy = plan.policy
@@ -396,9 +398,6 @@ def make_manifest(
     if target.lm.device.type == "cuda":
         versions["gpu"] = torch.cuda.get_device_name(target.lm.device)
         versions["cuda"] = str(torch.version.cuda)
-    prompts = hashlib.sha256()
-    for request in requests:
-        prompts.update(json.dumps([request.request_id, request.prompt_ids]).encode())
     return Manifest(
         target=target.describe(),
         drafter=drafter.describe(),
@@ -418,8 +417,8 @@ def make_manifest(
             **({} if plan.shuffle is None else {"shuffle": plan.shuffle}),
             **({} if plan.examples is None else {"shots": plan.examples.count}),
             "divergences": list(plan.divergences),
-            **(encoder or encoder_of(target.tokenizer, plan)).settings(),
-            "prompts_sha256": prompts.hexdigest(),
+            **encoder.settings(),
+            **settings,
         },
         software=versions,
         notes={
@@ -460,7 +459,7 @@ def with_later_turns(
 
 def capture(
     plan: Plan,
-    progress: Callable[[int, int, int], None] | None = None,
+    progress: Progress = silent,
     note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
     """Run a capture to its end, or to Ctrl-C.
@@ -468,8 +467,10 @@ def capture(
     Parameters
     ----------
     plan : Plan
-    progress : callable, optional
-        Called with (requests done, requests in all, tokens so far) after each request.
+    progress : callable
+        Called with (``"read"``, ``"encode"`` or ``"capture"``, how many so far, how many in all, tokens so far) after
+        each prompt that is read or encoded, and each request that is decoded. How many there are in all is not known
+        while prompts are read: 0.
     note : callable
         Told what of the prompts is not taken as it stands.
 
@@ -485,19 +486,20 @@ def capture(
     """
     if rank():  # of processes that share a model only the first writes
         plan = replace(plan, out=own_directory(plan.folder).parent / plan.out.name)
-    return capture_with(*load(plan), plan, progress, note)
+    return capture_with(*load(plan, progress), plan, progress, note)
 
 
-def prompts_of(plan: Plan) -> list[Prompt]:
+def prompts_of(plan: Plan, progress: Progress = silent) -> Prompts:
     """Load the prompts of a plan."""
     return load_prompts(
-        plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline, shuffle=plan.shuffle, shots=plan.examples
+        plan.task, limit=plan.limit, offset=plan.offset, offline=plan.offline, shuffle=plan.shuffle,
+        shots=plan.examples, progress=lambda number: progress("read", number, 0, 0),
     )  # fmt: skip
 
 
-def load(plan: Plan) -> tuple[Any, Any, list[Prompt]]:
+def load(plan: Plan, progress: Progress = silent) -> tuple[Any, Any, Prompts]:
     """Load the target, the drafter and the prompts of a plan; see :func:`capture`."""
-    prompts = prompts_of(plan)
+    prompts = prompts_of(plan, progress)
     from ..engines.transformers.load import load_target
     from .drafters import check_head, make_drafter
 
@@ -515,27 +517,37 @@ def load(plan: Plan) -> tuple[Any, Any, list[Prompt]]:
     return target, drafter, prompts
 
 
+@dataclass(frozen=True)
+class Survey:
+    """What a look at all prompts gives, before the first is decoded.
+
+    Attributes
+    ----------
+    manifest : Manifest
+        Of the whole capture, before it begins.
+    notes : list of str
+        What is to be said of prompts that are not taken as they stand.
+    """
+
+    manifest: Manifest
+    notes: list[str]
+
+
 class Run:
-    """Models and prompts of a capture, ready to decode; every request has been checked.
+    """Models and prompts of a capture, ready to decode.
+
+    Prompts are encoded one by one, when they are asked for: the token ids of a million would take gigabytes.
 
     Parameters
     ----------
     target, drafter : Target, Drafter
-    prompts : list of Prompt
+    prompts : sequence of Prompt
     plan : Plan
-    whole : bool
-        Whether all prompts are encoded and checked at once; otherwise each is when it is asked for.
-
-    Attributes
-    ----------
-    requests : list of RequestRecord
-        The first turn of each prompt, where they were encoded.
     """
 
-    def __init__(self, target: Any, drafter: Any, prompts: list[Prompt], plan: Plan, whole: bool = True) -> None:
+    def __init__(self, target: Any, drafter: Any, prompts: Sequence[Prompt], plan: Plan) -> None:
         import torch
 
-        from .loop import check_request
         from .record import Recorder
 
         torch.manual_seed(plan.seed)
@@ -543,40 +555,53 @@ class Run:
         self.encoder = None if target.tokenizer is None else encoder_of(target.tokenizer, plan)
         if self.encoder is not None:
             self.encoder = replace(self.encoder, day=value_of_first(self.encoder.day))
-        self.requests = make_requests(target, prompts if whole else [], plan, self.encoder)
-        for request in self.requests:
-            check_request(target, drafter, request, plan.K)
         self.recorder = Recorder(plan.top_k, plan.divergences)
         self._known: dict[str, list[int]] = {}
 
-    def manifest(self) -> Manifest:
-        """Return the manifest of the whole capture, before it begins."""
-        plan = self.plan
-        manifest = make_manifest(self.target, self.drafter, self.requests, plan, self.encoder)
-        total = len(self.requests)
+    def survey(self, seen: Callable[[Prompt, RequestRecord], None]) -> Survey:
+        """Encode and check all prompts, and forget them.
+
+        Parameters
+        ----------
+        seen : callable
+            Told of each prompt and its first turn.
+
+        Raises
+        ------
+        CaptureError
+            See :func:`make_requests` and :func:`asdsim.capture.loop.check_request`.
+        """
+        from .loop import beyond, check_request, note_on_positions
+
+        plan, first, later = self.plan, hashlib.sha256(), hashlib.sha256(b"[")
+        over = talks = turns = 0
+        for number, prompt in enumerate(self.prompts):
+            request = self._first(prompt)
+            check_request(self.target, self.drafter, request, plan.K)
+            first.update(json.dumps([request.request_id, request.prompt_ids]).encode())
+            later.update((", " if number else "").encode() + json.dumps(list(prompt.later)).encode())
+            over += beyond(self.drafter, request, plan.K)
+            talks, turns = talks + bool(prompt.later), turns + len(prompt.later)
+            seen(prompt, request)
+        later.update(b"]")
+        settings, total = {"prompts_sha256": first.hexdigest()}, len(self.prompts)
         if plan.turns == "all":
-            later = [list(prompt.later) for prompt in self.prompts]
-            digest = hashlib.sha256(json.dumps(later).encode()).hexdigest()
-            manifest = manifest.replace(settings={**manifest.settings, "turns": "all", "later_turns_sha256": digest})
-            total += sum(map(len, later))
-        return manifest.replace(notes={**manifest.notes, PLANNED: total})
+            settings |= {"turns": "all", "later_turns_sha256": later.hexdigest()}
+            total += turns
+        assert self.encoder is not None  # or no prompt could be encoded
+        manifest = make_manifest(self.target, self.drafter, plan, self.encoder, **settings)
+        notes = notes_on(self.encoder.noticed, talks, turns, asked=plan.turns == "all")
+        if over:
+            notes.append(note_on_positions(self.drafter, over, len(self.prompts)))
+        return Survey(manifest.replace(notes={**manifest.notes, PLANNED: total}), notes)
 
-    def notes(self) -> list[str]:
-        """Return what is to be said of prompts that are not taken as they stand."""
-        from .loop import note_on_positions
-
-        return [
-            *notes_on(self.prompts, self.encoder, self.plan.turns),
-            *note_on_positions(self.drafter, self.requests, self.plan.K),
-        ]
+    def _first(self, prompt: Prompt) -> RequestRecord:
+        return next(make_requests(self.target, [prompt], self.plan, self.encoder))
 
     def turns(self, number: int) -> Iterator[RequestRecord]:
         """Yield the requests of a prompt: the first turn, and where all are asked the later ones."""
         prompt = self.prompts[number]
-        if self.requests:
-            first = self.requests[number]
-        else:
-            first = make_requests(self.target, [prompt], self.plan, self.encoder)[0]
+        first = self._first(prompt)
         if self.encoder is None or self.plan.turns != "all":
             return iter((first,))
         return with_later_turns(prompt, first, self.encoder, self._answer)
@@ -600,13 +625,17 @@ class Run:
         return str(self.target.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def memory_of(plan: Plan, prompts: Sequence[Prompt] | None = None, checkpoint: Any = None) -> Memory:
+LONGEST = 1000
+"""Prompts of most text among which the one of most tokens is looked for."""
+
+
+def memory_of(plan: Plan, prompts: Prompts | None = None, checkpoint: Any = None) -> Memory:
     """Return the memory that a capture takes, before any weight is read; see :func:`.memory.plan_memory`.
 
     Parameters
     ----------
     plan : Plan
-    prompts : sequence of Prompt, optional
+    prompts : Prompts, optional
         Loaded where left out.
     checkpoint : Checkpoint, optional
         The head, read where left out.
@@ -624,7 +653,7 @@ def memory_of(plan: Plan, prompts: Sequence[Prompt] | None = None, checkpoint: A
         encoder = encoder_of(
             load_tokenizer({"name": plan.target, "revision": plan.revision, **source}, offline=plan.offline), plan
         )
-        longest = max((len(encoder.ids(prompt)) for prompt in prompts), default=0)
+        longest = max((len(encoder.ids(prompt)) for prompt in prompts.longest(LONGEST)), default=0)
     return plan_memory(
         plan.target, plan.drafter, Load(plan.K, longest + plan.max_new_tokens + plan.K), checkpoint=checkpoint,
         devices=pretended_devices(plan.memory), revision=plan.revision, **plan.loading, **plan.placing,
@@ -634,9 +663,9 @@ def memory_of(plan: Plan, prompts: Sequence[Prompt] | None = None, checkpoint: A
 def capture_with(
     target: Any,
     drafter: Any,
-    prompts: list[Prompt],
+    prompts: Sequence[Prompt],
     plan: Plan,
-    progress: Callable[[int, int, int], None] | None = None,
+    progress: Progress = silent,
     note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
     """Do what :func:`capture` does with loaded models and prompts."""
@@ -646,9 +675,10 @@ def capture_with(
     from .passes import ROUNDS, PassTimes
     from .vocabulary import keep_vocabulary
 
-    run = Run(target, drafter, prompts, plan)
-    manifest = run.manifest()
-    for text in run.notes():
+    run, encoded = Run(target, drafter, prompts, plan), count(1)
+    survey = run.survey(lambda *_: progress("encode", next(encoded), len(prompts), 0))
+    manifest = survey.manifest
+    for text in survey.notes:
         note(text)
     chosen = range(len(prompts))
     if plan.shard is not None:
@@ -680,8 +710,7 @@ def capture_with(
                     times.note_steps(result.steps)
                     if number in rounds:
                         times.measure(request)
-                if progress is not None:
-                    progress(number + 1, total, summary.completion_tokens)
+                progress("capture", number + 1, total, summary.completion_tokens)
         except KeyboardInterrupt:
             summary.interrupted = True
         with uninterrupted():
@@ -695,12 +724,20 @@ def capture_with(
     return summary
 
 
-def notes_on(prompts: Sequence[Prompt], encoder: Encoder | None, turns: str = "first") -> list[str]:
-    """Return what is to be said of prompts that are not taken as they stand."""
-    counts = Counter(encoder.noticed if encoder is not None else ())
-    longer = sum(bool(prompt.later) for prompt in prompts)
-    if longer:
-        number = sum(len(prompt.later) for prompt in prompts)
-        fate = "are left out" if turns == "first" else "are asked, each after the strict answers to those before"
-        counts[f"have more than one turn: {number} later turns {fate}"] = longer
+def notes_on(noticed: Mapping[str, int], talks: int, turns: int, asked: bool) -> list[str]:
+    """Return what is to be said of prompts that are not taken as they stand.
+
+    Parameters
+    ----------
+    noticed : mapping
+        Of :class:`.prompts.Encoder`.
+    talks, turns : int
+        Prompts with later turns, and such turns.
+    asked : bool
+        Whether these are asked.
+    """
+    counts = dict(noticed)
+    if talks:
+        fate = "are asked, each after the strict answers to those before" if asked else "are left out"
+        counts[f"have more than one turn: {turns} later turns {fate}"] = talks
     return [f"{number} prompt{'' if number == 1 else 's'} {text}" for text, number in counts.items()]

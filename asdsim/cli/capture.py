@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -122,25 +123,24 @@ def command(
     problems.end()
     if plan.memory.startswith("plan"):
         return print_memory("capture", memory_of(plan), as_json)
-    bar = None
+    with contextlib.ExitStack() as open_bars:
+        bars: dict[str, Any] = {}
 
-    def progress(done: int, total: int, tokens: int) -> None:
-        nonlocal bar
-        if bar is None:
-            bar = progress_bar(total, "capture", "request")
-        bar.set_postfix_str(f"{tokens} tokens", refresh=False)
-        bar.update(done - bar.n)
+        def progress(what: str, done: int, total: int, tokens: int) -> None:
+            if what not in bars:
+                open_bars.close()
+                unit = "request" if what == "capture" else "prompt"
+                bars[what] = open_bars.enter_context(progress_bar(total, what, unit))
+            if tokens:
+                bars[what].set_postfix_str(f"{tokens} tokens", refresh=False)
+            bars[what].update(done - bars[what].n)
 
-    try:
         if cluster is None:
             summary = capture(plan, progress, lambda text: note(f"asdsim: {text}"))
         else:
             from ..cluster.capture import capture_on
 
             summary = capture_on(plan, cluster, progress, lambda text: note(f"asdsim: {text}"))
-    finally:
-        if bar is not None:
-            bar.close()
     row = summary.row()
     detail(
         f"{plan.folder}: {load_manifest(plan.folder)[0].notes.get('threads')} threads, {row['seconds']} s of decoding"

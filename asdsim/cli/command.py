@@ -182,9 +182,10 @@ class Lines:
         if self.silent or now - self.last < LINE_SECONDS:
             return
         self.last = now
+        of = f" of {self.total:.12g}" if self.total else ""
         more = f", {self.postfix}" if self.postfix else ""
         click.echo(
-            f"asdsim: {self.what}: {self.n:g} of {self.total or 0:g} {self.unit}s{more} ({now - self.start:.0f} s)",
+            f"asdsim: {self.what}: {self.n:.12g}{of} {self.unit}s{more} ({now - self.start:.0f} s)",
             err=True,
         )
 
@@ -199,12 +200,15 @@ class Lines:
 
 
 def progress_bar(total: int, what: str, unit: str) -> Bar:
-    """Return a bar on a terminal, plain lines every 30 s elsewhere, and nothing under ``--quiet``."""
+    """Return a bar on a terminal, plain lines every 30 s elsewhere, and nothing under ``--quiet``.
+
+    A total of 0 is one that is not known yet.
+    """
     if is_quiet() or not sys.stderr.isatty():
         return Lines(total, what, unit, silent=is_quiet())
     from tqdm import tqdm
 
-    bar: Bar = tqdm(total=total, desc=what, unit=unit, file=sys.stderr, leave=False)
+    bar: Bar = tqdm(total=total or None, desc=what, unit=unit, file=sys.stderr, leave=False)
     return bar
 
 

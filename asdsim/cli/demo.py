@@ -61,7 +61,9 @@ def command(out: Path, offline: bool, as_json: bool) -> None:
     lap("load")
     note("asdsim: capturing 3 prompts, up to 96 tokens each")
     with progress_bar(len(prompts), "capture", "request") as bar:
-        captured = capture_with(*models, prompts, plan, lambda done, _total, _tokens: bar.update(done - bar.n))
+        captured = capture_with(
+            *models, prompts, plan, lambda what, done, *_: bar.update(done - bar.n if what == "capture" else 0)
+        )
     _stop_if(captured.interrupted, out)
     lap("capture")
 

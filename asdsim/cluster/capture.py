@@ -6,14 +6,15 @@ import hashlib
 import json
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..capture.interrupt import uninterrupted
-from ..capture.run import Plan, Run, Summary, load
+from ..capture.run import Plan, Progress, Run, Summary, load, silent
+from ..capture.tasks import Prompt
 from ..capture.vocabulary import grown_vocabulary
 from ..errors import CaptureError, UsageError
+from ..records import RequestRecord
 from ..trace.manifest import MANIFEST, Manifest, Shard, first_difference
 from ..trace.parts import OwnedTrace, PartWriter
 from ..trace.reader import load_manifest
@@ -86,12 +87,15 @@ class CaptureReplica(Replica):
     def outline(self) -> Outline:
         """Encode and check all prompts."""
         run = Run(self.target, self.drafter, self.prompts, self.plan)
-        all_of = self.plan.turns == "all" and run.encoder is not None
-        ids = [
-            [prompt.id, *(f"{prompt.id}/turn-{turn}" for turn, _ in enumerate(prompt.later, 2) if all_of)]
-            for prompt in self.prompts
-        ]
-        return Outline(run.manifest(), run.notes(), ids, [digest_of(request) for request in run.requests])
+        ids, digests = [], []
+
+        def seen(prompt: Prompt, first: RequestRecord) -> None:
+            later = range(2, 2 + len(prompt.later) if self.plan.turns == "all" else 0)
+            ids.append([prompt.id, *(f"{prompt.id}/turn-{turn}" for turn in later)])
+            digests.append(digest_of(first))
+
+        survey = run.survey(seen)
+        return Outline(survey.manifest, survey.notes, ids, digests)
 
     def work(self, asked: list[Asked], manifest: Manifest, number: int) -> Decoded:
         """Decode prompts until the lease ends, and write them under a number of shards."""
@@ -133,7 +137,7 @@ class CaptureReplica(Replica):
             )
         day = manifest.settings.get("template_date")
         plan = self.plan if day is None else replace(self.plan, template_date=day)
-        self.run = Run(target, drafter, self.prompts, plan, whole=False)
+        self.run = Run(target, drafter, self.prompts, plan)
         return self.run
 
     def vocabulary(self) -> Vocabulary | None:
@@ -142,14 +146,12 @@ class CaptureReplica(Replica):
         return grown_vocabulary(self.plan.folder, load_manifest(self.plan.folder)[0], self.target.tokenizer)
 
 
-def digest_of(request: Any) -> bytes:
+def digest_of(request: RequestRecord) -> bytes:
     """Return a checksum of a request's id and tokens."""
     return hashlib.blake2b(json.dumps([request.request_id, request.prompt_ids]).encode(), digest_size=8).digest()
 
 
-def capture_on(
-    plan: Plan, where: Where, progress: Callable[[int, int, int], None] | None = None, note: Note = lambda text: None
-) -> Summary:
+def capture_on(plan: Plan, where: Where, progress: Progress = silent, note: Note = lambda text: None) -> Summary:
     """Run a capture on a cluster, or go on with it; see :func:`asdsim.capture.run.capture`.
 
     The trace holds what one process would have captured, to the bit (times aside).
@@ -179,9 +181,7 @@ def capture_on(
     return summary
 
 
-def _capture(
-    pool: Pool, writer: OwnedTrace, outline: Outline, plan: Plan, progress: Callable[[int, int, int], None] | None
-) -> Summary:
+def _capture(pool: Pool, writer: OwnedTrace, outline: Outline, plan: Plan, progress: Progress) -> Summary:
     items, index = [], 0
     for number, (ids, digest) in enumerate(zip(outline.ids, outline.digests, strict=True)):
         done = writer.completed.intersection(ids)
@@ -199,8 +199,7 @@ def _capture(
             parts.append((some[0].payload.number, answer.summary))
             total.requests += answer.summary.requests
             total.completion_tokens += answer.summary.completion_tokens
-        if progress is not None:
-            progress(total.skipped + total.requests, index, total.completion_tokens)
+        progress("capture", total.skipped + total.requests, index, total.completion_tokens)
         return answer.prompts
 
     bare = writer.manifest.replace(shards=[])

@@ -26,7 +26,7 @@ SHAREGPT = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"fr
 
 def prompts_of(file: Path, *rows: Any) -> list[Prompt]:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_prompts(f"jsonl:{file}")
+    return list(load_prompts(f"jsonl:{file}"))
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,38 @@ def test_many_ids_are_checked_in_linear_time(tmp_path: Path) -> None:
     start = time.process_time()
     assert len(load_prompts(f"jsonl:{tmp_path / 'p.jsonl'}")) == 100_000
     assert time.process_time() - start < 30
+
+
+@pytest.mark.parametrize("kept", [0, 64 << 20])
+def test_prompts_are_read_when_they_are_asked_for(kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asdsim.capture.tasks.prompt.IN_MEMORY", kept or 1)
+    rows = [{"prompt": "ab" * n, "id": f"p{n}"} for n in range(1, 40)] + [{"turns": ["a", "b"], "reference": "r"}]
+    counted: list[int] = []
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = load_prompts(f"jsonl:{tmp_path / 'p.jsonl'}", progress=counted.append)
+    (tmp_path / "p.jsonl").unlink()  # what was read stays
+    expected = [Prompt(f"p{n}", "p", "ab" * n) for n in range(1, 40)] + [Prompt("p/39", "p", "a", "r", later=("b",))]
+    assert list(found) == expected and counted == list(range(1, 41))
+    assert found[-1] == expected[-1] and list(found[5:30:3][::-1]) == expected[5:30:3][::-1]
+    assert [prompt.id for prompt in found[:20].longest(2)] == ["p20", "p19"]
+    with pytest.raises(IndexError):
+        found[40]
+
+
+def test_nothing_behind_the_limit_is_read(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\nnot a row\n')
+    task = f"jsonl:{tmp_path / 'p.jsonl'}"
+    assert [prompt.text for prompt in load_prompts(task, offset=1, limit=2)] == ["b", "c"]
+    for more in ({"limit": 4}, {"limit": 2, "shuffle": 0}):
+        with pytest.raises(UsageError, match="line 4"):
+            load_prompts(task, **more)
+
+
+def test_no_room_for_a_copy_of_the_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asdsim.capture.tasks.prompt.IN_MEMORY", 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(CaptureError, match=r"prompt 1: no room .* No such file or directory \(set TMPDIR"):
+        prompts_of(tmp_path / "p.jsonl", {"prompt": "x"})
 
 
 # --- templates ----------------------------------------------------------------------------------------------------

@@ -3,58 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ...errors import UsageError, unknown_name
 from ...files import shown
+from .prompt import Message, Prompt, Prompts
 
 if TYPE_CHECKING:
     from .shots import Shots
 
+__all__ = ["NAMES", "Message", "Prompt", "Prompts", "check_tasks", "load_prompts", "prompt_formats", "split_tasks"]
+
 NAMES = ("gsm8k", "math500", "svamp", "humaneval", "mbpp", "mmlu", "ifeval", "mt-bench", "alpaca", "jsonl")
-
-
-@dataclass(frozen=True)
-class Message:
-    """What one side of a conversation says: ``role`` is user, assistant, system or what the template knows."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What is asked.
-
-    Attributes
-    ----------
-    id : str
-        Unique in a trace, for example ``"gsm8k/13"``.
-    task : str
-    text : str
-        What the user says, before any chat template; of several messages all contents. It is the prompt where no
-        template applies.
-    reference : str or None
-        What an answer is judged by.
-    messages : tuple of Message
-        Where it is more than one message of the user: all of them.
-    later : tuple of str
-        Later turns of the user, asked only where a capture asks all turns.
-    """
-
-    id: str
-    task: str
-    text: str
-    reference: str | None = None
-    messages: tuple[Message, ...] = ()
-    later: tuple[str, ...] = ()
-
-    @property
-    def asked(self) -> tuple[Message, ...]:
-        """All messages; the text as the user's, if there is nothing else."""
-        return self.messages or (Message("user", self.text),)
 
 
 def split_tasks(spec: str) -> list[str]:
@@ -105,7 +70,8 @@ def load_prompts(
     offline: bool = False,
     shuffle: int | None = None,
     shots: Shots | None = None,
-) -> list[Prompt]:
+    progress: Callable[[int], None] = lambda number: None,
+) -> Prompts:
     """Return prompts of each task of a comma list, in its order.
 
     Parameters
@@ -119,9 +85,12 @@ def load_prompts(
     offline : bool
         Use only what is on this machine.
     shuffle : int, optional
-        Seed of an order by hash of seed and id, the same everywhere; taken before ``offset`` and ``limit``.
+        Seed of an order by hash of seed and id, the same everywhere; taken before ``offset`` and ``limit``. Without it
+        nothing behind ``offset`` and ``limit`` is read.
     shots : Shots, optional
         Worked examples before each question.
+    progress : callable
+        Told the number of prompts read so far.
 
     Raises
     ------
@@ -132,30 +101,37 @@ def load_prompts(
         raise UsageError(f"limit {limit} leaves no prompt", fix="give a limit >= 1")
     if offset < 0:
         raise UsageError(f"offset {offset} is negative")
-    prompts: list[Prompt] = []
     tasks = check_tasks(spec)
     if shots is not None:
         from .shots import check_shots
 
         check_shots(shots, (task.partition(":")[0] for task in tasks))
+    prompts, chosen = Prompts(), [np.empty(0, np.int64)]
+    end = None if limit is None else offset + limit
+    seen: set[str] = set()
     for task in tasks:
         name, _, argument = task.partition(":")
-        everything = _load(name, argument, offline, shots)
+        first, ids = len(prompts), []
+        for prompt in islice(_load(name, argument, offline, shots), end if shuffle is None else None):
+            prompts.add(prompt)
+            ids.append(prompt.id)
+            progress(len(prompts))
+        rows = range(len(ids))
         if shuffle is not None:
-            everything.sort(key=lambda prompt: hashlib.sha256(f"{shuffle}/{prompt.id}".encode()).digest())
-        chosen = everything[offset : None if limit is None else offset + limit]
-        if not chosen:
-            raise UsageError(f"task {task} has {len(everything)} prompts, none after offset {offset}")
-        prompts.extend(chosen)
-    seen: set[str] = set()
-    for prompt in prompts:
-        if prompt.id in seen:
-            raise UsageError(f"two prompts are called {shown(prompt.id)!r}", fix="give each row its own id")
-        seen.add(prompt.id)
-    return prompts
+            keys = [hashlib.sha256(f"{shuffle}/{name}".encode()).digest() for name in ids]
+            rows = sorted(rows, key=keys.__getitem__)  # type: ignore[assignment]
+        rows = rows[offset:end]
+        if not rows:
+            raise UsageError(f"task {task} has {len(ids)} prompts, none after offset {offset}")
+        for row in rows:
+            if ids[row] in seen:
+                raise UsageError(f"two prompts are called {shown(ids[row])!r}", fix="give each row its own id")
+            seen.add(ids[row])
+        chosen.append(first + np.array(rows, np.int64))
+    return prompts.take(np.concatenate(chosen))
 
 
-def _load(name: str, argument: str, offline: bool, shots: Shots | None) -> list[Prompt]:
+def _load(name: str, argument: str, offline: bool, shots: Shots | None) -> Iterable[Prompt]:
     from . import jsonl, sets
 
     return jsonl.load(argument, offline) if name == "jsonl" else sets.load(name, argument, offline, shots)

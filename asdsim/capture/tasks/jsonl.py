@@ -7,12 +7,13 @@ The first of these keys that a row has makes the prompt: ``prompt``, ``turns``, 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
 from ...files import Fields, dump_json, read_rows, shown
-from . import Message, Prompt
+from .prompt import Message, Prompt
 
 ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "chatgpt": "assistant", "developer": "system"}
 """Names of roles in ShareGPT files and elsewhere."""
@@ -29,12 +30,12 @@ def check_file(path: str) -> Path:
     return file
 
 
-def load(argument: str, offline: bool) -> list[Prompt]:
-    """Return the prompts; ids are ``FILENAME/LINE`` (in an array ``FILENAME/ITEM``), from 0, where a row gives none."""
+def load(argument: str, offline: bool) -> Iterator[Prompt]:
+    """Yield the prompts; ids are ``FILENAME/LINE`` (in an array ``FILENAME/ITEM``), from 0, where a row gives none."""
     file = check_file(argument)
     # Bytes of the name that are no UTF-8 would be refused by the trace.
     stem = os.fsencode(file.name).decode("utf-8", "replace").split(".")[0] or "prompts"
-    prompts = []
+    where = ""
     for where, row in read_rows(file):
         fields = Fields(row, where)
         messages, later = _asked(fields)
@@ -54,10 +55,9 @@ def load(argument: str, offline: bool) -> list[Prompt]:
         name = str(name) if isinstance(name, int) else Fields({"id": name}, where).text("id")
         text = "\n\n".join(message.content for message in messages)
         single = len(messages) == 1 and messages[0].role == "user"
-        prompts.append(Prompt(name, stem, text, reference, () if single else tuple(messages), tuple(later)))
-    if not prompts:
+        yield Prompt(name, stem, text, reference, () if single else tuple(messages), tuple(later))
+    if not where:
         raise UsageError("the file holds no prompt", where=shown(file))
-    return prompts
 
 
 def _asked(row: Fields) -> tuple[list[Message], list[str]]:
