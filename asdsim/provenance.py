@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -21,6 +22,14 @@ def version() -> str:
         text = project.read_text(encoding="utf-8") if project.is_file() else ""
         stated = re.search(r'^name = "asdsim"\nversion = "([^"]+)"$', text, re.MULTILINE)
         return stated[1] if stated else "0+unknown"
+
+
+def own_cores() -> set[int]:
+    """Return the CPU cores that this process may use, by number; all of them where the system does not say."""
+    try:
+        return set(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        return set(range(os.cpu_count() or 1))
 
 
 def software(*packages: str) -> dict[str, str]:

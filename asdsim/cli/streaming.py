@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
+from ..provenance import own_cores
 from .command import progress_bar
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Streaming:
 
         trace = open_trace(path, memory=self.memory, keep=self.keep, verify=verify)
         if isinstance(trace, StreamedTrace):
+            threads = click.get_current_context().params.get("threads")
+            trace.processes = trace.most_processes(threads or len(own_cores()))
             total = sum(shard.rows for shard in trace.manifest.shards_of("positions"))
             bar = click.get_current_context().with_resource(progress_bar(total, "read", "position"))
 

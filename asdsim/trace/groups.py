@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ import pyarrow.parquet as pq
 from ..errors import TraceError
 from ..files import to_path
 from ..records import RequestRecord
-from .fits import BASE, MEMORY, check_group_fits, group_rows
+from .fits import BASE, MEMORY, STEP, check_group_fits, group_rows, position_bytes
 from .manifest import Shard
 from .reader import build_trace, load_manifest, only_requests, read_shard
 from .rows import request_rows
@@ -40,6 +41,9 @@ Int64 = npt.NDArray[np.int64]
 
 GROUP_ROWS = 1 << 19
 """Positions of a group; a request with more is a group of its own."""
+
+NAME = 200
+"""Bytes of the id and the length of a request."""
 
 CHANGED = "the trace was changed while it was read"
 
@@ -68,6 +72,9 @@ class StreamedTrace(Source):
         Group n holds the requests ``bounds[n] .. bounds[n + 1] - 1``.
     progress : callable, optional
         Called with the positions of each group that was read.
+    processes : int
+        Processes that may lay out graphs at once, see :mod:`asdsim.trace.spread`. They import ``__main__``, so a script
+        that sets this needs an ``if __name__ == "__main__"``.
 
     Raises
     ------
@@ -86,21 +93,21 @@ class StreamedTrace(Source):
     ) -> None:
         self.path, self.verify, self.memory, self.keep = to_path(path), verify, memory, keep
         self.progress: Callable[[int], None] | None = None
+        self.processes = 1
         self.manifest = load_manifest(self.path)[0]
         self.rows = group_rows(memory, self.manifest.top_k, rows or GROUP_ROWS)
+        self._spans: dict[str, list[tuple[int, int]]] = {}  # of each row group: its first request, and its last
         self._names, self._prompt_tokens = self._read_requests()
         self._known = {name: row for row, name in enumerate(self._names)}
-        self._floors: dict[str, Int64] = {}
         per_request = np.zeros(len(self._names), np.int64)
         for shard in self.manifest.shards:
-            owners = [] if shard.table == "requests" else list(self._owners(shard))
-            lowest = [int(rows_of.min(initial=len(self._names))) for rows_of in owners]
-            self._floors[shard.name] = np.minimum.accumulate(np.array([*lowest, len(self._names)], np.int64)[::-1])[
-                ::-1
-            ]
-            if shard.table == "positions":
-                for rows_of in owners:
-                    per_request += np.bincount(rows_of, minlength=len(per_request))
+            if shard.table == "requests":
+                continue
+            spans = self._spans[shard.name] = []
+            for owners in self._owners(shard):
+                spans.append(_span(owners))
+                if shard.table == "positions":
+                    per_request += np.bincount(owners, minlength=len(per_request))
         self.bounds = _cut(per_request, self.rows)
         check_group_fits(self.path, self.manifest, int(np.add.reduceat(per_request, self.bounds[:-1]).max(initial=0)))
 
@@ -109,6 +116,10 @@ class StreamedTrace(Source):
         """Requests that it holds."""
         return len(self._names)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out who is told of progress, for another process."""
+        return {**vars(self), "progress": None}
+
     def __repr__(self) -> str:
         return f"StreamedTrace({str(self.path)!r}: {self.num_requests} requests in {len(self.bounds) - 1} groups)"
 
@@ -116,6 +127,11 @@ class StreamedTrace(Source):
     def prompt_tokens(self) -> Int64:
         """Tokens of each prompt, int64 (R,)."""
         return self._prompt_tokens
+
+    def most_processes(self, most: int) -> int:
+        """Return how many processes, at most ``most``, can lay out graphs at once within ``memory``."""
+        each = BASE + self.rows * (position_bytes(self.manifest.top_k) + STEP) + NAME * self.num_requests
+        return max(1, min(most, int((self.memory - BASE) / each)))
 
     @property
     def room(self) -> float:
@@ -136,7 +152,7 @@ class StreamedTrace(Source):
 
     def step_columns(self, names: Sequence[str]) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
         """Return some columns of ``steps`` of the whole trace, and the row of each step's request."""
-        streams = [_Stream(self, shard) for shard in self.manifest.shards_of("steps")]
+        streams = self._streams("steps")
         columns: dict[str, list[Array]] = {name: [] for name in names}
         owners: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)]
         for end in self.bounds[1:]:
@@ -161,9 +177,11 @@ class StreamedTrace(Source):
         index: list[Int64] = [np.zeros(0, np.int64)]
         lengths: list[Int64] = [np.zeros(0, np.int64)]
         for shard in self.manifest.shards_of("requests"):
+            spans = self._spans[shard.name] = []
             for part in self._parts(shard):
                 names += part.table["request_id"].to_pylist()
                 index.append(to_numpy(part.table["request_index"]).astype(np.int64))
+                spans.append(_span(index[-1]))
                 column = part.table["prompt_ids"].combine_chunks()
                 if len(column):
                     lengths.append(np.diff(column.offsets.to_numpy()).astype(np.int64))
@@ -197,15 +215,25 @@ class StreamedTrace(Source):
         Parameters
         ----------
         wanted : container of int, optional
-            Numbers of the groups to yield; the rows of others are skipped unchecked.
+            Numbers of the groups to yield; what is not needed for these is not read, or is skipped unchecked.
 
         Raises
         ------
         TraceError
             As :func:`asdsim.trace.reader.read_trace`, when the first group with something wrong is read.
         """
-        streams = {table: [_Stream(self, shard) for shard in self.manifest.shards_of(table)] for table in TABLES}
-        for n, (first, end) in enumerate(pairwise(self.bounds)):
+        numbers = range(len(self.bounds) - 1)
+        if wanted is not None:
+            asked = [n for n in numbers if n in wanted] or [0]
+            numbers = range(asked[0], asked[-1] + 1)
+        whole = len(numbers) == len(self.bounds) - 1
+        needed = None if whole else range(self.bounds[numbers.start], self.bounds[numbers.stop])
+        streams = {table: self._streams(table, needed) for table in TABLES}
+        if needed:
+            for stream in (stream for table in TABLES for stream in streams[table]):
+                stream.until(needed.start)  # of row groups that begin before
+        for n in numbers:
+            first, end = self.bounds[n], self.bounds[n + 1]
             parts = {table: [part for stream in streams[table] for part in stream.until(end)] for table in TABLES}
             rows = sum(part.table.num_rows for part in parts["positions"])
             if wanted is None or n in wanted:
@@ -218,19 +246,31 @@ class StreamedTrace(Source):
                 del group  # before the next one is read
             if self.progress:
                 self.progress(rows)
-        for table in TABLES:
-            for stream in streams[table]:
-                if stream.until(self.num_requests + 1):
-                    raise TraceError(CHANGED, where=str(self.path), fix=RESTORE)
+        for stream in (stream for table in TABLES for stream in streams[table] if whole):
+            if stream.until(self.num_requests + 1):
+                raise TraceError(CHANGED, where=str(self.path), fix=RESTORE)
+
+    def _streams(self, table: str, needed: range | None = None) -> list[_Stream]:
+        return [_Stream(self, shard, needed) for shard in self.manifest.shards_of(table)]
 
 
 class _Stream:
-    """Rows of one shard, up to a request at a time."""
+    """Rows of one shard, up to a request at a time; with ``needed`` only of row groups that hold such requests."""
 
-    def __init__(self, trace: StreamedTrace, shard: Shard) -> None:
+    def __init__(self, trace: StreamedTrace, shard: Shard, needed: range | None) -> None:
         self.trace, self.table = trace, shard.table
-        self.parts = trace._parts(shard)
-        self.floors = trace._floors[shard.name]
+        spans = trace._spans[shard.name]
+        self.groups = [
+            n for n, (lowest, highest) in enumerate(spans)
+            if needed is None or (lowest < needed.stop and highest >= needed.start)
+        ]  # fmt: skip
+        lowest = [spans[n][0] for n in self.groups]
+        self.floors = np.minimum.accumulate(np.array([*lowest, trace.num_requests], np.int64)[::-1])[::-1]
+        only = None if len(self.groups) == len(spans) else set(self.groups)
+        skipped = needed is not None and not self.groups
+        self.parts = iter(()) if skipped else read_shard(
+            trace.path, shard, trace.manifest.top_k, trace.verify, only
+        )  # fmt: skip
         self.read = 0
         self.held: list[tuple[npt.NDArray[np.int64], Part]] = []
 
@@ -240,16 +280,13 @@ class _Stream:
         waiting, self.held = self.held, []
         for owner, held in waiting:
             self._split(owner, held, end, found)
-        # Row groups of requests are few and small: all are read at once.
-        while self.table == "requests" or self.read < len(self.floors) - 1:
-            if self.table != "requests" and self.floors[self.read] >= end:
-                break
+        while self.read < len(self.groups) and self.floors[self.read] < end:
             part = next(self.parts, None)
             self.read += 1
             if part is None:
                 break
             self._split(self._owner(part), part, end, found)
-        if self.table != "requests" and self.read == len(self.floors) - 1:
+        if self.read == len(self.groups):
             self.read += 1
             if next(self.parts, None) is not None:  # to its end: the number of rows is checked there
                 raise TraceError(CHANGED, where=str(self.trace.path), fix=RESTORE)
@@ -272,6 +309,11 @@ class _Stream:
                 found.append(piece)
             else:
                 self.held.append((owner[lo:hi], piece))
+
+
+def _span(owners: npt.NDArray[np.integer[Any]]) -> tuple[int, int]:
+    """Return the first and the last request of a row group."""
+    return int(owners.min(initial=np.iinfo(np.int32).max)), int(owners.max(initial=-1))
 
 
 def _cut(per_request: Int64, rows: int) -> list[int]:

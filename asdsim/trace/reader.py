@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -96,8 +96,10 @@ def _reason(error: BaseException) -> str:
     return reason_of(error) or shown((str(error) or type(error).__name__).splitlines()[0])
 
 
-def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator[Part]:
-    """Yield the rows of one shard, a row group at a time.
+def read_shard(
+    folder: Path, shard: Shard, top_k: int, verify: bool, only: Container[int] | None = None
+) -> Iterator[Part]:
+    """Yield the rows of one shard, a row group at a time; with ``only`` those row groups.
 
     Raises
     ------
@@ -126,6 +128,9 @@ def read_shard(folder: Path, shard: Shard, top_k: int, verify: bool) -> Iterator
             check_size(unpacked_bytes(parquet.metadata, expected), room, file)
             first = taken = 0
             for group in range(parquet.num_row_groups):
+                if only is not None and group not in only:
+                    first += parquet.metadata.row_group(group).num_rows
+                    continue
                 raw = parquet.read_row_group(group)
                 taken += text_bytes(raw)
                 check_size(taken, room, file)

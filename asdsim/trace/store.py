@@ -19,7 +19,7 @@ import tempfile
 import time
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,7 @@ from ..files import is_remote, write_made
 from ..rules.scoring import DEFAULT, Layout
 from .graph import MISSING, Graph, Graphs, build_graph
 from .groups import StreamedTrace
+from .spread import spread
 from .stored import Trace
 
 FOLDER = "graph-cache"
@@ -248,6 +249,16 @@ class GraphStore:
         except OSError:
             self._held[n] = graph
 
+    def _prepare(self) -> None:
+        """Make the temporary directory where it will be needed."""
+        if self._temporary is None and (self._kept is None or self._full):
+            with contextlib.suppress(OSError):
+                self._temporary = self._temporary_folder()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out graphs, for another process."""
+        return {**vars(self), "_held": {}}
+
     def _temporary_folder(self) -> Path:
         """Return a new directory, beside the trace where that can be written, that goes when it is no longer used."""
         beside: Path | None = self.trace.path / FOLDER
@@ -291,13 +302,30 @@ def fill(stores: list[GraphStore]) -> None:
     """Lay out what several layouts of one trace are missing, in one pass over it."""
     bases = {id(store.base): store.base for store in stores if store.base is not None and store.base not in stores}
     stores = [*bases.values(), *stores]
-    missing = [set() if store.failure else store._missing() for store in stores]
-    wanted = set().union(*missing)
-    if not wanted:
+    missing = _missing(stores)
+    if not any(missing):
         return
     for store in stores:
         store._remove_stale()
-    for n, group in zip(sorted(wanted), stores[0].trace.groups(wanted), strict=True):
+        store._prepare()
+    spread(lay_out, stores, missing, sorted(set().union(*missing)))
+    left = _missing(stores)
+    for store, before, after in zip(stores, missing, left, strict=True):
+        store.built += len(before) - len(after)
+    lay_out(stores, left, sorted(set().union(*left)))
+
+
+def _missing(stores: Sequence[GraphStore]) -> list[set[int]]:
+    return [set() if store.failure else store._missing() for store in stores]
+
+
+def lay_out(stores: Sequence[GraphStore], missing: Sequence[set[int]], wanted: Sequence[int]) -> None:
+    """Lay out groups of one trace for the stores that are missing them, until none is left or none can be."""
+    groups = stores[0].trace.groups(set(wanted))
+    for n in wanted:
+        if all(store.failure or not absent for store, absent in zip(stores, missing, strict=True)):
+            return
+        group = next(groups)
         alike: dict[tuple[str, int, float, str], Graph] = {}  # layouts of the same mismatches lead alike
         for store, absent in zip(stores, missing, strict=True):
             if n not in absent or store.failure is not None:
@@ -310,6 +338,8 @@ def fill(stores: list[GraphStore]) -> None:
                 continue
             alike.setdefault(key, graph)
             store._write(n, graph)
+    if wanted:
+        next(groups, None)  # to its end: what is left over is checked there
 
 
 def _crc(arrays: dict[str, npt.NDArray[np.generic]]) -> int:

@@ -9,7 +9,6 @@ these floats, and so on until nothing is refused by the budget: one walk for eac
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError
+from ..provenance import own_cores
 from ..rules import asd as rule
 from ..rules.asd import BUDGET, Reading, accept_block, judge, settle
 from ..trace.graph import END, MISSING, Graph
@@ -182,7 +182,7 @@ def breakpoints_of(
         note(COMPILING)
     walk = partial(kernel(reading) if compiled else python_kernel(reading), graph.arrays)
     requests = range(graph.num_requests)
-    workers = max(1, min(threads or len(os.sched_getaffinity(0)), len(requests)))
+    workers = max(1, min(threads or len(own_cores()), len(requests)))
     search = _Search(walk, mode, upper, most, seconds, time.monotonic() + seconds)
     of_pairs: list[Float64] = []
     with ThreadPoolExecutor(workers) as pool:

@@ -6,7 +6,6 @@ most machines, which ends a process that forks after using it.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -16,6 +15,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from ..provenance import own_cores
 from ..rules import asd as rule
 from ..rules.asd import BUDGET, CAP, GATE, Reading
 from ..trace.graph import GraphArrays
@@ -129,7 +129,7 @@ def run_with(
     def share(first: int, last: int) -> None:
         compiled(graph, first, last, *settings, off_trace, counts, spent, edge, histogram)
 
-    workers = max(1, min(threads or len(os.sched_getaffinity(0)), number))
+    workers = max(1, min(threads or len(own_cores()), number))
     if workers == 1:
         share(0, number)
         return counts, spent, edge, histogram

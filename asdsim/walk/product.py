@@ -6,7 +6,6 @@ what memory goes into, so tiles are cut to ``TILE_BYTES``; sums are per setting.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..provenance import own_cores
 from ..rules.settings import Grid
 from ..trace.graph import Graph, Graphs
 from . import boxes, ledgers, recorded
@@ -108,7 +108,7 @@ def sum_product(
     memory : float
         Bytes for the ledgers of a graph in parts.
     """
-    workers = threads or len(os.sched_getaffinity(0))
+    workers = threads or len(own_cores())
     several = graph.num_parts > 1
     room = max(memory, TILE_BYTES) if several else TILE_BYTES
     cells = max(1, int(room) // (8 * max(1, graph.num_requests) * workers))

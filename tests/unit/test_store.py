@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import shutil
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -372,3 +376,109 @@ def test_too_little_memory_is_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match="too little"):
         StreamedTrace(folder, memory=2e8)
     assert StreamedTrace(folder, memory=4.5e8).rows < StreamedTrace(folder).rows
+
+
+# --- several processes --------------------------------------------------------------------------------------------
+
+
+def many(folder: Path, processes: int = 3, **options: Any) -> StreamedTrace:
+    trace = streamed(folder, **options)
+    trace.processes = processes
+    return trace
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (folder / FOLDER).glob("*/*.arrow")}
+
+
+def test_several_processes_write_what_one_does(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = laid_out(streamed(own))
+    expected = files(own)
+    shutil.rmtree(own / FOLDER)
+    rows: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "build_graph", lambda *_: pytest.fail("laid out by the caller"))
+        trace = many(own)
+        trace.progress = rows.append
+        other = laid_out(trace)
+    assert files(own) == expected and len(expected) == one.num_parts
+    assert other.built == one.built and other._all_sizes() == one._all_sizes()
+    assert sum(rows) >= read_trace(own).positions.num_rows  # of row groups that two processes share, twice
+
+
+def test_layouts_of_several_rules_are_shared_out_together(own: Path) -> None:
+    layouts = [Layout("mars", params=(("theta", 0.9),)), Layout(width=2), Layout(threshold=0.6, stop="before")]
+    found = []
+    for trace in (streamed(own), many(own)):
+        base = GraphStore(trace, keep=False)
+        stores = [base, *(GraphStore(trace, layout, base=base if not n else None) for n, layout in enumerate(layouts))]
+        fill(stores)
+        found.append([[vars(graph) for _, graph in held.parts()] for held in stores])
+        assert [held.built for held in stores] == [base.num_parts] * 4
+    equal(found[1], found[0])
+
+
+@pytest.mark.parametrize("lost", ["killed", "raised"])
+def test_what_a_lost_process_leaves_is_made_by_the_caller(own: Path, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "lay_out", killed if lost == "killed" else raised)
+    whole, joined = build_graph(read_trace(own)), whole_graph(laid_out(many(own)))
+    equal([getattr(joined, name) for name in store.ARRAYS], [getattr(whole, name) for name in store.ARRAYS])
+
+
+def killed(stores: list[GraphStore], missing: list[set[int]], wanted: list[int]) -> None:
+    if multiprocessing.parent_process() is None:
+        return LAY_OUT(stores, missing, wanted)
+    LAY_OUT(stores, missing, wanted[:1])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raised(stores: list[GraphStore], missing: list[set[int]], wanted: list[int]) -> None:
+    if multiprocessing.parent_process() is None:
+        return LAY_OUT(stores, missing, wanted)
+    raise MemoryError
+
+
+LAY_OUT = store.lay_out
+
+
+def test_an_error_is_the_same_in_several_processes(own: Path) -> None:
+    file = sorted(own.glob("positions-*"))[-1]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+    said = []
+    for trace in (many(own, verify=False), streamed(own, verify=False)):
+        with pytest.raises(TraceError) as caught:
+            laid_out(trace)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+def test_a_rule_that_cannot_be_laid_out_stops_at_the_first_group(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    trace = streamed(own)
+    trace.progress = read.append
+    monkeypatch.setattr(store, "build_graph", refused)
+    with pytest.raises(TraceError, match="not this one"):
+        laid_out(trace)
+    assert not read  # told once a group is done
+
+
+def refused(*_: Any) -> None:
+    raise TraceError("not this one")
+
+
+@pytest.mark.parametrize("wanted", [{0}, {2, 3}, {1, 4}, {3}])
+def test_some_groups_are_those_of_the_whole(folder: Path, wanted: set[int]) -> None:
+    trace = streamed(folder)
+    whole = [group for n, group in enumerate(trace.groups()) if n in wanted]
+    for one, other in zip(trace.groups(wanted), whole, strict=True):
+        assert one.request_ids() == other.request_ids()
+        assert all(getattr(one, table).equals(getattr(other, table)) for table in ("requests", "steps", "positions"))
+
+
+def test_memory_bounds_the_processes(folder: Path) -> None:
+    assert StreamedTrace(folder, memory=4.5e8).most_processes(64) == 1
+    assert StreamedTrace(folder, memory=4e9).most_processes(64) == 6
+    assert StreamedTrace(folder, memory=2e9).most_processes(2) == 2
+    assert StreamedTrace(folder, memory=64e9).most_processes(64) == 64

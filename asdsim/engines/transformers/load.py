@@ -18,6 +18,7 @@ from typing import Any
 
 from ...errors import CaptureError, UsageError, unknown_name
 from ...files import read_json
+from ...provenance import own_cores
 from ..processes import world_size
 from .fetch import WheelFile, built_once, cache_dir, fetch
 
@@ -328,10 +329,7 @@ def use_threads() -> int:
 
 def idle_cores() -> int:
     """Return how many physical cores this process may use and nobody keeps busy now; at least 1."""
-    try:
-        mine = os.sched_getaffinity(0)
-    except AttributeError:  # not on this platform
-        mine = set(range(os.cpu_count() or 1))
+    mine = own_cores()
     siblings = set()
     for number in mine:
         try:
