@@ -82,6 +82,8 @@ class PassTimes:
         Draft tokens that the capture asks for.
     clock : callable
         Seconds.
+    busy : str
+        What :func:`crowded` said where they were taken.
     """
 
     target: Any
@@ -91,6 +93,22 @@ class PassTimes:
     cells: dict[tuple[int, int], list[Sample]] = field(default_factory=dict)
     prompts: dict[int, list[float]] = field(default_factory=dict)
     captured: list[float] = field(default_factory=list)
+    busy: str = ""
+
+    def taken(self) -> PassTimes:
+        """Return the samples so far, without the models, and begin anew."""
+        samples = PassTimes(None, None, self.K, self.clock, self.cells, self.prompts, self.captured, crowded())
+        self.cells, self.prompts, self.captured = {}, {}, []
+        return samples
+
+    def add(self, other: PassTimes) -> None:
+        """Take in samples of another process."""
+        for width, cell in other.cells.items():
+            self.cells.setdefault(width, []).extend(cell)
+        for length, times in other.prompts.items():
+            self.prompts.setdefault(length, []).extend(times)
+        self.captured += other.captured
+        self.busy = self.busy or other.busy
 
     def note_steps(self, steps: Iterable[StepRecord]) -> None:
         """Take in the captured steps of a request, for comparison: those of K draft tokens after the first."""
@@ -159,7 +177,7 @@ class PassTimes:
 
     def problems_of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return why the times are not to be trusted."""
-        problems = [text] if (text := crowded()) else []
+        problems = [text] if (text := self.busy or crowded()) else []
         spread = max(row.get("spread", 0.0) for row in rows)
         if spread > MAX_SPREAD:
             problems.append(f"passes of one width spread by {spread:.0%} about their median")

@@ -719,8 +719,6 @@ def capture_with(
                 summary.problems = timed["problems"]
             keep_vocabulary(writer, target.tokenizer)
     summary.seconds = time.perf_counter() - began
-    if summary.problems:
-        note(f"speeds predicted from the step times of this trace mean little: {'; '.join(summary.problems)}")
     return summary
 
 

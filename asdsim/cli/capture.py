@@ -149,6 +149,9 @@ def command(
         print_json("capture", {"trace": str(plan.folder), "rows": [row]})
     else:
         _print(plan.folder, row)
+    if summary.problems:
+        why = "; ".join(summary.problems)
+        note(f"asdsim: speeds predicted from the step times of this trace mean little: {why}")
     if summary.uncovered:
         note("asdsim: requests were added, so the trace no longer covers its grids; run asdsim cover again")
     if summary.interrupted:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..capture.interrupt import uninterrupted
+from ..capture.passes import ROUNDS, PassTimes
 from ..capture.run import Plan, Progress, Run, Summary, load, silent
 from ..capture.tasks import Prompt
 from ..capture.vocabulary import grown_vocabulary
 from ..errors import CaptureError, UsageError
 from ..records import RequestRecord
-from ..trace.manifest import MANIFEST, Manifest, Shard, first_difference
+from ..trace.manifest import MANIFEST, TIMING, Manifest, Shard, first_difference
 from ..trace.parts import OwnedTrace, PartWriter
 from ..trace.reader import load_manifest
 from ..trace.vocabulary import Vocabulary
@@ -67,12 +68,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a replica did: how many of the prompts it was given, and the shards with their requests."""
+    """What a replica did: how many of the prompts it was given, the shards with their requests, and what it timed."""
 
     prompts: int
     ids: list[str]
     shards: list[Shard]
     summary: Summary
+    times: PassTimes
 
 
 class CaptureReplica(Replica):
@@ -83,6 +85,7 @@ class CaptureReplica(Replica):
         (self.plan,) = self.job
         self.target, self.drafter, self.prompts = load(self.plan)
         self.run: Run | None = None
+        self.times, self.rounds = PassTimes(self.target, self.drafter, self.plan.K), 0
 
     def outline(self) -> Outline:
         """Encode and check all prompts."""
@@ -116,10 +119,14 @@ class CaptureReplica(Replica):
                 result = run.decode(request)
                 part.add_request(request, result.steps, one.index + turn)
                 summary.count(result)
+                self.times.note_steps(result.steps)
+            if not count and self.rounds < ROUNDS:
+                self.times.measure(request)
+                self.rounds += 1
             count += 1
             if self.stopped.is_set() or time.monotonic() > until:
                 break
-        return Decoded(count, sorted(part.completed), part.finish(), summary)
+        return Decoded(count, sorted(part.completed), part.finish(), summary, self.times.taken())
 
     def _ready(self, manifest: Manifest) -> Run:
         """Return a run that encodes prompt by prompt, once the models are known to be those of the manifest."""
@@ -190,12 +197,14 @@ def _capture(pool: Pool, writer: OwnedTrace, outline: Outline, plan: Plan, progr
         index += len(ids)
     total = Summary(skipped=len(writer.completed))
     parts: list[tuple[int, Summary]] = []
+    times = PassTimes(None, None, plan.K)
 
     def taken(some: list[Item], answer: Decoded) -> int:
         if answer.ids:
             changes: dict[str, Any] = {"grids": []} if writer.manifest.grids else {}
             total.uncovered |= bool(changes)  # they covered the requests that were there
             writer.take(answer.shards, answer.ids, **changes)
+            times.add(answer.times)
             parts.append((some[0].payload.number, answer.summary))
             total.requests += answer.summary.requests
             total.completion_tokens += answer.summary.completion_tokens
@@ -205,6 +214,10 @@ def _capture(pool: Pool, writer: OwnedTrace, outline: Outline, plan: Plan, progr
     bare = writer.manifest.replace(shards=[])
     most: dict[str, Any] = {"most": plan.flush_every} if plan.flush_every else {}
     pool.run(items, taken, lambda: (bare, writer.number()), **most)
+    if (timed := times.record(pool.where.threads)) is not None:
+        with uninterrupted():
+            writer.update_manifest(notes={**writer.manifest.notes, TIMING: timed})
+        total.problems = timed["problems"]
     for _, part in sorted(parts, key=lambda pair: pair[0]):
         total.steps += part.steps
         total.drafted += part.drafted

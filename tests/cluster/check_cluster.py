@@ -25,7 +25,7 @@ from asdsim.records import RequestRecord
 from asdsim.result import replay_grid
 from asdsim.rules.settings import Grid
 from asdsim.trace import read_trace
-from asdsim.trace.manifest import MANIFEST
+from asdsim.trace.manifest import MANIFEST, TIMING
 from asdsim.trace.writer import TraceWriter
 from tests.cluster.replicas import Fragile
 from tests.conftest import KEY, S3, SECRET
@@ -94,6 +94,11 @@ def test_capture_goes_on_and_equals_one_process(
     row = json.loads(out)["rows"][0]
     assert status == 0 and (row["requests"], row["skipped"]) == (LIMIT - 3, 3), err
     same(tmp_path / "ray", whole / "bare")
+    widths = [
+        [one.get("width") for one in read_trace(path).manifest.notes[TIMING]["passes"]]
+        for path in (tmp_path / "ray", whole / "bare")
+    ]
+    assert set(widths[0]) == set(widths[1]) >= {1, 2}
     assert run(*capture(saved, tmp_path / "alone", "--resume"))[0] == 0
     same(tmp_path / "alone", whole / "bare")
     # Once more: nothing is left to do. Other flags: another run.

@@ -419,7 +419,9 @@ def test_layouts_of_several_rules_are_shared_out_together(own: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["killed", "raised"])
-def test_what_a_lost_process_leaves_is_made_by_the_caller(own: Path, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_lost_process_leaves_is_made_by_the_caller(
+    own: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store, "lay_out", killed if lost == "killed" else raised)
     whole, joined = build_graph(read_trace(own)), whole_graph(laid_out(many(own)))
     equal([getattr(joined, name) for name in store.ARRAYS], [getattr(whole, name) for name in store.ARRAYS])
