@@ -189,7 +189,7 @@ requests.
 
 Speed over the target alone is predicted as by every command: from passes over 1, 2, 4 and K + 1 tokens, from drafts and
 from prompts, timed with the trace's models and stored in it. These traces were timed later, all in one run, in process
-time of one thread, while other programs ran (`analysis/add_timing.py`). In units of one pass over one token:
+time of one thread, on a quiet machine (`analysis/add_timing.py`). In units of one pass over one token:
 
 {costs}
 
