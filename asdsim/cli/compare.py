@@ -18,6 +18,7 @@ from .common import (
     note,
     print_json,
     print_rows,
+    progress_bar,
     with_interval,
 )
 from .quality_options import cost_of, cost_option, scorer_of, seed_option
@@ -74,10 +75,11 @@ def command(
     source = streaming.open(trace)
     model = stated_cost(draft_cost) if draft_cost is not None else None if cost == "trace" else cost_of(cost, source)
     rules = [name.strip() for name in names.split(",")] if names is not None else ["asd", *NAMES]
-    comparison = compare(
-        source, rules, risk=risk, level=level, cost=model, scorer=scorer_of(source), off_trace=off_trace, device=device,
-        threads=threads, seed=seed,
-    )  # fmt: skip
+    with progress_bar(len(set(rules)), "compare", "rule") as bar:
+        comparison = compare(
+            source, rules, risk=risk, level=level, cost=model, scorer=scorer_of(source), off_trace=off_trace,
+            device=device, threads=threads, seed=seed, progress=bar.update,
+        )  # fmt: skip
     title = "published settings" if level is None else f"{RISKS[risk].partition(',')[0]} <= {level:g}"
     if output is not None:
         from ..plots.rules import compared_rules

@@ -14,7 +14,7 @@ Requests whose strict walk is not captured cannot be compared; they are left out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -261,6 +261,7 @@ def compare(
     threads: int = 0,
     seed: int = 0,
     resamples: int = stats.RESAMPLES,
+    progress: Callable[[int], object] = lambda rules: None,
 ) -> Comparison:
     """Compare rules on one trace.
 
@@ -284,6 +285,8 @@ def compare(
         1.
     seed, resamples : int
         Of the bootstrap over requests, that of :mod:`asdsim.stats`.
+    progress : callable
+        Told of each rule that was walked: 1.
 
     Raises
     ------
@@ -309,6 +312,8 @@ def compare(
         except TraceError as error:
             comparison.skipped[name] = str(error)
             continue
+        finally:
+            progress(1)
         if setting is None:
             which = "setting that is exact for all requests" if off_trace == "stop" else "setting of its knob"
             hint = "; asdsim cover, or another --off-trace" if off_trace == "stop" else ""
