@@ -24,6 +24,10 @@ from ..trace.writer import store_vocabulary
 from .pool import LEASE_SECONDS, Item, Note, Pool, Replica, Where
 
 
+NONE: frozenset[str] = frozenset()
+"""One empty set for all, since there may be a million prompts."""
+
+
 @dataclass(frozen=True)
 class Outline:
     """A capture before it begins, as one replica read it.
@@ -45,7 +49,7 @@ class Outline:
     digests: list[bytes]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A prompt to decode.
 
@@ -193,7 +197,7 @@ def _capture(pool: Pool, writer: OwnedTrace, outline: Outline, plan: Plan, progr
     for number, (ids, digest) in enumerate(zip(outline.ids, outline.digests, strict=True)):
         done = writer.completed.intersection(ids)
         if len(done) < len(ids):
-            items.append(Item(Asked(number, index, frozenset(done), digest), f"prompt {ids[0]}"))
+            items.append(Item(Asked(number, index, frozenset(done) if done else NONE, digest), f"prompt {ids[0]}"))
         index += len(ids)
     total = Summary(skipped=len(writer.completed))
     parts: list[tuple[int, Summary]] = []

@@ -56,7 +56,7 @@ class Where:
     threads: int = 1
 
 
-@dataclass
+@dataclass(slots=True)
 class Item:
     """One thing to do, too small to be split.
 
