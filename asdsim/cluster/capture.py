@@ -23,7 +23,6 @@ from ..trace.vocabulary import Vocabulary
 from ..trace.writer import store_vocabulary
 from .pool import LEASE_SECONDS, Item, Note, Pool, Replica, Where
 
-
 NONE: frozenset[str] = frozenset()
 """One empty set for all, since there may be a million prompts."""
 
