@@ -16,6 +16,7 @@ from ..trace.groups import StreamedTrace
 from ..trace.manifest import Manifest
 from ..trace.reader import Trace
 from ..trace.schema import SCHEMA_VERSION, TABLES
+from ..trace.spread import spread
 
 STEPS, TOKENS, ACCEPTED, DRAFTED = range(4)
 TIMES = ("draft", "verify", "select")
@@ -32,7 +33,7 @@ def summarise(trace: Trace | StreamedTrace) -> dict[str, Any]:
     logits); quantiles are linear. A tie is a draft token that is not the target's choice and has its logit.
     """
     manifest = trace.manifest
-    groups = [_look(group) for group in ([trace] if isinstance(trace, Trace) else trace.groups())]
+    groups = [_look(0, trace)] if isinstance(trace, Trace) else _looks(trace)
     rows = {table: sum(group.rows[table] for group in groups) for table in TABLES}
     size = {table: sum(shard.bytes for shard in manifest.shards_of(table)) for table in TABLES}
     task = np.concatenate([np.empty(0, object), *(group.task for group in groups)])
@@ -128,7 +129,16 @@ class _Group:
     times: dict[str, npt.NDArray[np.float32]]
 
 
-def _look(trace: Trace) -> _Group:
+def _looks(trace: StreamedTrace) -> list[_Group]:
+    numbers = range(len(trace.bounds) - 1)
+    found = spread(trace, _look, numbers)
+    left = [n for n in numbers if n not in found]
+    if left:
+        found |= {n: _look(n, group) for n, group in zip(left, trace.groups(set(left)), strict=True)}
+    return [found[n] for n in numbers]
+
+
+def _look(number: int, trace: Trace) -> _Group:
     """Return what is kept of a group."""
     wave = trace.column("steps", "wave")
     path = wave == 0

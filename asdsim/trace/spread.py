@@ -1,8 +1,7 @@
-"""Lay out the groups of a large trace in several processes, each a run of neighbouring groups.
+"""Look at the groups of a large trace in several processes, each at a run of neighbouring groups.
 
-Reading and laying out hold the interpreter lock most of the time, so threads would not help. Processes write what they
-made where :class:`asdsim.trace.store.GraphStore` looks for it, and tell nothing else: what one of them could not do,
-for whatever reason, the caller finds missing and does itself, so errors are those of one process.
+Reading and laying out hold the interpreter lock most of the time, so threads would not help. What a process could not
+do, for whatever reason, is missing from what comes back: the caller does it itself, so errors are those of one process.
 """
 
 from __future__ import annotations
@@ -10,71 +9,78 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import TraceError
-
-if TYPE_CHECKING:
-    from .store import GraphStore
+from .groups import StreamedTrace
+from .stored import Trace
 
 LEAST = 2
 """Groups that are worth starting a process for."""
-POLL_SECONDS = 0.2
 
-LayOut = Callable[[Sequence["GraphStore"], Sequence[set[int]], Sequence[int]], None]
+T = TypeVar("T")
 
 
-def spread(lay_out: LayOut, stores: Sequence[GraphStore], missing: Sequence[set[int]], wanted: Sequence[int]) -> None:
-    """Call ``lay_out`` for runs of the groups that are wanted, in as many processes as the trace allows.
+def spread(trace: StreamedTrace, function: Callable[[int, Trace], T], wanted: Sequence[int]) -> dict[int, T]:
+    """Call a function on groups, in as many processes as the trace allows; in none if that is one.
 
     Parameters
     ----------
-    lay_out : callable
-        A function of a module, given the stores, the groups that each of them is missing, and a run.
-    stores : sequence of GraphStore
-        Of one trace.
-    missing : sequence of set of int
+    trace : StreamedTrace
+    function : callable
+        That can be pickled, given the number of a group and the group. A process ends where it returns False.
     wanted : sequence of int
-        Sorted.
+        Numbers of groups, sorted.
+
+    Returns
+    -------
+    dict
+        What it returned, by number.
     """
-    trace = stores[0].trace
     number = min(trace.processes, len(wanted) // LEAST)
     if number < 2:
-        return
+        return {}
     context = multiprocessing.get_context("spawn")
-    read = context.Value("q", 0)
-    processes = [
-        context.Process(target=_run, args=(lay_out, stores, missing, run.tolist(), read), daemon=True)
-        for run in np.array_split(np.array(wanted), number)
-    ]
-    told = 0
+    found: dict[int, T] = {}
+    pipes, processes = [], []
     try:
-        for process in processes:
+        for run in np.array_split(np.array(wanted), number):
+            pipe, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_run, args=(trace, function, run.tolist(), theirs), daemon=True)
             process.start()
-        while any(process.is_alive() for process in processes):
-            wait([process.sentinel for process in processes if process.is_alive()], POLL_SECONDS)
-            if trace.progress:
-                done, told = read.value - told, read.value
-                trace.progress(done)
+            theirs.close()
+            pipes.append(pipe)
+            processes.append(process)
+        while pipes:
+            ready = wait(pipes)
+            for pipe in [one for one in pipes if one in ready]:
+                try:
+                    n, result = pipe.recv()
+                except (EOFError, OSError):  # it has ended, one way or another
+                    pipes.remove(pipe)
+                    continue
+                if n is not None:
+                    found[n] = result
+                elif trace.progress:
+                    trace.progress(result)
     finally:
         for process in processes:
-            if process.pid is not None:
-                process.terminate()
-                process.join()
+            process.terminate()
+            process.join()
+    return found
 
 
-def _run(lay_out: LayOut, stores: Sequence[GraphStore], missing: Sequence[set[int]], run: list[int], read: Any) -> None:
+def _run(trace: StreamedTrace, function: Callable[[int, Trace], Any], run: list[int], pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the caller, and that ends this
-
-    def count(rows: int) -> None:
-        with read.get_lock():
-            read.value += rows
-
-    stores[0].trace.progress = count
+    trace.progress = lambda rows: pipe.send((None, rows))
     try:
-        lay_out(stores, missing, run)
-    except (TraceError, MemoryError):
+        for n, group in zip(run, trace.groups(set(run)), strict=True):
+            result = function(n, group)
+            pipe.send((n, result))
+            if result is False:
+                return
+    except (TraceError, MemoryError, OSError):
         return  # the caller meets it, too, and says so

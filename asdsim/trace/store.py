@@ -21,6 +21,7 @@ import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -308,38 +309,36 @@ def fill(stores: list[GraphStore]) -> None:
     for store in stores:
         store._remove_stale()
         store._prepare()
-    spread(lay_out, stores, missing, sorted(set().union(*missing)))
+    trace = stores[0].trace
+    spread(trace, partial(lay_out, stores, missing), sorted(set().union(*missing)))
     left = _missing(stores)
     for store, before, after in zip(stores, missing, left, strict=True):
         store.built += len(before) - len(after)
-    lay_out(stores, left, sorted(set().union(*left)))
+    wanted = sorted(set().union(*left))
+    for n, group in zip(wanted, trace.groups(set(wanted)) if wanted else (), strict=True):
+        if not lay_out(stores, left, n, group):
+            return
 
 
 def _missing(stores: Sequence[GraphStore]) -> list[set[int]]:
     return [set() if store.failure else store._missing() for store in stores]
 
 
-def lay_out(stores: Sequence[GraphStore], missing: Sequence[set[int]], wanted: Sequence[int]) -> None:
-    """Lay out groups of one trace for the stores that are missing them, until none is left or none can be."""
-    groups = stores[0].trace.groups(set(wanted))
-    for n in wanted:
-        if all(store.failure or not absent for store, absent in zip(stores, missing, strict=True)):
-            return
-        group = next(groups)
-        alike: dict[tuple[str, int, float, str], Graph] = {}  # layouts of the same mismatches lead alike
-        for store, absent in zip(stores, missing, strict=True):
-            if n not in absent or store.failure is not None:
-                continue
-            key = store.layout.blocks
-            try:
-                graph = build_graph(group, store.layout, alike.get(key))
-            except TraceError as error:
-                store.failure = error
-                continue
-            alike.setdefault(key, graph)
-            store._write(n, graph)
-    if wanted:
-        next(groups, None)  # to its end: what is left over is checked there
+def lay_out(stores: Sequence[GraphStore], missing: Sequence[set[int]], n: int, group: Trace) -> bool:
+    """Lay out group ``n`` for the stores that are missing it; return whether any of them can be laid out at all."""
+    alike: dict[tuple[str, int, float, str], Graph] = {}  # layouts of the same mismatches lead alike
+    for store, absent in zip(stores, missing, strict=True):
+        if n not in absent or store.failure is not None:
+            continue
+        key = store.layout.blocks
+        try:
+            graph = build_graph(group, store.layout, alike.get(key))
+        except TraceError as error:
+            store.failure = error
+            continue
+        alike.setdefault(key, graph)
+        store._write(n, graph)
+    return not all(store.failure or not absent for store, absent in zip(stores, missing, strict=True))
 
 
 def _crc(arrays: dict[str, npt.NDArray[np.generic]]) -> int:

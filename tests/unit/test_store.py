@@ -18,7 +18,9 @@ from click.testing import CliRunner
 
 from asdsim.cli import cli
 from asdsim.errors import TraceError, UsageError
+from asdsim.evaluate import summary
 from asdsim.evaluate.quality import Evaluator
+from asdsim.evaluate.summary import summarise
 from asdsim.result import replay_grid
 from asdsim.rules.scoring import Layout
 from asdsim.rules.settings import Grid, rule_grids
@@ -191,6 +193,8 @@ def test_commands_print_the_same(
 
     whole = run()
     monkeypatch.setattr(groups, "GROUP_ROWS", 300)
+    if words != ["replay", "TRACE"]:  # by several processes, which take their time to start
+        monkeypatch.setattr(StreamedTrace, "most_processes", lambda *_: 1)
     assert run() == whole
     assert run() == whole  # from the graph that was kept
 
@@ -427,20 +431,36 @@ def test_what_a_lost_process_leaves_is_made_by_the_caller(
     equal([getattr(joined, name) for name in store.ARRAYS], [getattr(whole, name) for name in store.ARRAYS])
 
 
-def killed(stores: list[GraphStore], missing: list[set[int]], wanted: list[int]) -> None:
-    if multiprocessing.parent_process() is None:
-        return LAY_OUT(stores, missing, wanted)
-    LAY_OUT(stores, missing, wanted[:1])
-    os.kill(os.getpid(), signal.SIGKILL)
+def killed(stores: list[GraphStore], missing: list[set[int]], n: int, group: Any) -> bool:
+    found = LAY_OUT(stores, missing, n, group)
+    if multiprocessing.parent_process() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
 
 
-def raised(stores: list[GraphStore], missing: list[set[int]], wanted: list[int]) -> None:
-    if multiprocessing.parent_process() is None:
-        return LAY_OUT(stores, missing, wanted)
-    raise MemoryError
+def raised(stores: list[GraphStore], missing: list[set[int]], n: int, group: Any) -> bool:
+    if multiprocessing.parent_process() is not None:
+        raise MemoryError
+    return LAY_OUT(stores, missing, n, group)
 
 
 LAY_OUT = store.lay_out
+
+
+def test_a_summary_by_several_processes_is_that_of_one(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = summarise(read_trace(own))
+    assert summarise(many(own)) == expected
+    monkeypatch.setattr("asdsim.evaluate.summary._look", lost_look)
+    assert summarise(many(own)) == expected
+
+
+def lost_look(number: int, group: Any) -> Any:
+    if multiprocessing.parent_process() is not None and number % 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return LOOK(number, group)
+
+
+LOOK = summary._look
 
 
 def test_an_error_is_the_same_in_several_processes(own: Path) -> None:
