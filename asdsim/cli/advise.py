@@ -106,7 +106,7 @@ def command(
         raise UsageError("a limit is negative or not a number")
     scored = max_accuracy_drop is not None or min_accuracy is not None or scoring.asked
     evaluator = Evaluator(source, device="cpu", scorer=scoring.scorer(source)) if scored else None
-    with progress_bar(len(set(batches)), "advise", "batch") as bar:
+    with progress_bar(len(set(batches)), "advise", "batch size") as bar:
         found = advise(
             source, _covered(source) if grids is None else grids, model, batches, schedules=schedules, limits=limits,
             load=Load(rate, chunk, seed), cost_error=cost_error / 100, resamples=resamples, evaluator=evaluator,
