@@ -25,7 +25,7 @@ def version() -> str:
 
 
 def own_cores() -> set[int]:
-    """Return the CPU cores that this process may use, by number; all of them where the system does not say."""
+    """Return the numbers of the CPU cores that this process may use, or of all cores if the system does not say."""
     try:
         return set(os.sched_getaffinity(0))
     except AttributeError:  # macOS, Windows

@@ -196,7 +196,7 @@ def beyond(drafter: Drafter, request: RequestRecord, num_draft_tokens: int) -> b
 
 
 def note_on_positions(drafter: Drafter, longer: int, requests: int) -> str:
-    """Return a note on so many of all requests that are :func:`beyond` the drafter."""
+    """Return a note that ``longer`` of all requests may run :func:`beyond` the drafter's positions."""
     return (
         f"{longer} of {requests} requests may run past the {drafter.trained_positions} positions that drafter "
         f"{drafter.name} was made for, where it may draft badly"

@@ -83,7 +83,7 @@ class PassTimes:
     clock : callable
         Seconds.
     busy : str
-        What :func:`crowded` said where they were taken.
+        What :func:`crowded` said in the process that took the samples.
     """
 
     target: Any
@@ -96,13 +96,13 @@ class PassTimes:
     busy: str = ""
 
     def taken(self) -> PassTimes:
-        """Return the samples so far, without the models, and begin anew."""
+        """Hand over the samples so far, without the models, and start afresh."""
         samples = PassTimes(None, None, self.K, self.clock, self.cells, self.prompts, self.captured, crowded())
         self.cells, self.prompts, self.captured = {}, {}, []
         return samples
 
     def add(self, other: PassTimes) -> None:
-        """Take in samples of another process."""
+        """Add the samples of another process."""
         for width, cell in other.cells.items():
             self.cells.setdefault(width, []).extend(cell)
         for length, times in other.prompts.items():

@@ -47,11 +47,11 @@ TURNS = ("first", "all")
 LOGITS_DTYPES = ("model", "float32")
 
 Progress = Callable[[str, int, int, int], None]
-"""Told what is done, how often so far and in all, and the tokens so far; see :func:`capture`."""
+"""Called with the activity, how much is done, how much there is in all, and the tokens so far; see :func:`capture`."""
 
 
 def silent(what: str, done: int, total: int, tokens: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 @dataclass(frozen=True)
@@ -387,7 +387,7 @@ def make_requests(
 
 
 def make_manifest(target: Any, drafter: Any, plan: Plan, encoder: Encoder, **settings: Any) -> Manifest:
-    """Return the manifest of a capture that has yet to begin; ``settings`` are what is known of its prompts."""
+    """Return the manifest of a capture that has yet to begin; ``settings`` describe its prompts."""
     import torch
 
     policy = plan.policy
@@ -469,10 +469,10 @@ def capture(
     plan : Plan
     progress : callable
         Called with (``"read"``, ``"encode"`` or ``"capture"``, how many so far, how many in all, tokens so far) after
-        each prompt that is read or encoded, and each request that is decoded. How many there are in all is not known
-        while prompts are read: 0.
+        each prompt that is read or encoded, and each request that is decoded. While prompts are read, the total is not
+        known and is 0.
     note : callable
-        Told what of the prompts is not taken as it stands.
+        Called with each remark on prompts that are not used as they stand.
 
     Returns
     -------
@@ -519,14 +519,14 @@ def load(plan: Plan, progress: Progress = silent) -> tuple[Any, Any, Prompts]:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a look at all prompts gives, before the first is decoded.
+    """What is known of all prompts before the first is decoded.
 
     Attributes
     ----------
     manifest : Manifest
         Of the whole capture, before it begins.
     notes : list of str
-        What is to be said of prompts that are not taken as they stand.
+        Remarks on prompts that are not used as they stand.
     """
 
     manifest: Manifest
@@ -536,7 +536,7 @@ class Survey:
 class Run:
     """Models and prompts of a capture, ready to decode.
 
-    Prompts are encoded one by one, when they are asked for: the token ids of a million would take gigabytes.
+    Each prompt is encoded when it is needed: the token ids of a million prompts would take gigabytes.
 
     Parameters
     ----------
@@ -559,12 +559,12 @@ class Run:
         self._known: dict[str, list[int]] = {}
 
     def survey(self, seen: Callable[[Prompt, RequestRecord], None]) -> Survey:
-        """Encode and check all prompts, and forget them.
+        """Encode and check all prompts, without keeping their token ids.
 
         Parameters
         ----------
         seen : callable
-            Told of each prompt and its first turn.
+            Called with each prompt and the request of its first turn.
 
         Raises
         ------
@@ -588,7 +588,7 @@ class Run:
         if plan.turns == "all":
             settings |= {"turns": "all", "later_turns_sha256": later.hexdigest()}
             total += turns
-        assert self.encoder is not None  # or no prompt could be encoded
+        assert self.encoder is not None  # without one, no prompt could have been encoded
         manifest = make_manifest(self.target, self.drafter, plan, self.encoder, **settings)
         notes = notes_on(self.encoder.noticed, talks, turns, asked=plan.turns == "all")
         if over:
@@ -599,7 +599,7 @@ class Run:
         return next(make_requests(self.target, [prompt], self.plan, self.encoder))
 
     def turns(self, number: int) -> Iterator[RequestRecord]:
-        """Yield the requests of a prompt: the first turn, and where all are asked the later ones."""
+        """Yield the requests of a prompt: the first turn and, if all turns are asked, the later ones."""
         prompt = self.prompts[number]
         first = self._first(prompt)
         if self.encoder is None or self.plan.turns != "all":
@@ -626,7 +626,7 @@ class Run:
 
 
 LONGEST = 1000
-"""Prompts of most text among which the one of most tokens is looked for."""
+"""How many prompts, those with the most text, are searched for the one with the most tokens."""
 
 
 def memory_of(plan: Plan, prompts: Prompts | None = None, checkpoint: Any = None) -> Memory:
@@ -723,16 +723,16 @@ def capture_with(
 
 
 def notes_on(noticed: Mapping[str, int], talks: int, turns: int, asked: bool) -> list[str]:
-    """Return what is to be said of prompts that are not taken as they stand.
+    """Return remarks on prompts that are not used as they stand.
 
     Parameters
     ----------
     noticed : mapping
-        Of :class:`.prompts.Encoder`.
+        What the :class:`.prompts.Encoder` noticed, and how often.
     talks, turns : int
-        Prompts with later turns, and such turns.
+        Prompts with later turns, and how many later turns they have.
     asked : bool
-        Whether these are asked.
+        Whether later turns are asked.
     """
     counts = dict(noticed)
     if talks:

@@ -202,7 +202,7 @@ class Lines:
 def progress_bar(total: int, what: str, unit: str) -> Bar:
     """Return a bar on a terminal, plain lines every 30 s elsewhere, and nothing under ``--quiet``.
 
-    A total of 0 is one that is not known yet.
+    A total of 0 means that the total is not known yet.
     """
     if is_quiet() or not sys.stderr.isatty():
         return Lines(total, what, unit, silent=is_quiet())

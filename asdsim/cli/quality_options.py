@@ -59,7 +59,8 @@ def seed_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--seed`` of a bootstrap."""
     return click.option(
         "--seed", default=0, show_default=True, metavar="N", callback=_whole_number,
-        help="Seed of the bootstrap resamples, and of the parts of --split: the same seed gives the same intervals.",
+        help="Seed of the bootstrap resamples (in calibrate, also of the parts of --split): the same seed gives the "
+        "same intervals.",
     )(function)  # fmt: skip
 
 

@@ -97,7 +97,8 @@ def _check_device(name: str) -> None:
     default="none",
     show_default=True,
     help="Predict the speed-up over the target alone and over strict from step times, and show accuracy where answers "
-    "can be scored: trace (its own), a published name, or a table (CSV, JSON).",
+    "can be scored: trace (passes timed beside its capture, else a fit to its steps), a published name, a table (CSV, "
+    "JSON) of steps or of measured passes, or roofline:DEVICE,model=CONFIG.json,draft=KIND; none leaves speeds out.",
 )
 @stream_options
 @ray_options(models=False)

@@ -24,7 +24,7 @@ from ..trace.writer import store_vocabulary
 from .pool import LEASE_SECONDS, Item, Note, Pool, Replica, Where
 
 NONE: frozenset[str] = frozenset()
-"""One empty set for all, since there may be a million prompts."""
+"""One empty set that all prompts share: there may be a million of them."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a replica did: how many of the prompts it was given, the shards with their requests, and what it timed."""
+    """What a replica did: how many of its prompts it decoded, the shards of their requests, and its pass times."""
 
     prompts: int
     ids: list[str]

@@ -286,7 +286,7 @@ def compare(
     seed, resamples : int
         Of the bootstrap over requests, that of :mod:`asdsim.stats`.
     progress : callable
-        Told of each rule that was walked: 1.
+        Called with 1 after each rule.
 
     Raises
     ------

@@ -73,8 +73,8 @@ class StreamedTrace(Source):
     progress : callable, optional
         Called with the positions of each group that was read.
     processes : int
-        Processes that may lay out graphs at once, see :mod:`asdsim.trace.spread`. They import ``__main__``, so a script
-        that sets this needs an ``if __name__ == "__main__"``.
+        How many processes may read groups and lay out graphs at once; see :mod:`asdsim.trace.spread`. They import
+        ``__main__``, so a script that sets this needs an ``if __name__ == "__main__"``.
 
     Raises
     ------
@@ -117,7 +117,7 @@ class StreamedTrace(Source):
         return len(self._names)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out who is told of progress, for another process."""
+        """Leave out ``progress``, which does not go to other processes."""
         return {**vars(self), "progress": None}
 
     def __repr__(self) -> str:
@@ -215,7 +215,7 @@ class StreamedTrace(Source):
         Parameters
         ----------
         wanted : container of int, optional
-            Numbers of the groups to yield; what is not needed for these is not read, or is skipped unchecked.
+            Numbers of the groups to yield; rows of other groups are not read, or are skipped unchecked.
 
         Raises
         ------
@@ -255,7 +255,7 @@ class StreamedTrace(Source):
 
 
 class _Stream:
-    """Rows of one shard, up to a request at a time; with ``needed`` only of row groups that hold such requests."""
+    """Rows of one shard, read up to a given request; with ``needed``, only row groups that hold such requests."""
 
     def __init__(self, trace: StreamedTrace, shard: Shard, needed: range | None) -> None:
         self.trace, self.table = trace, shard.table

@@ -99,7 +99,7 @@ def _reason(error: BaseException) -> str:
 def read_shard(
     folder: Path, shard: Shard, top_k: int, verify: bool, only: Container[int] | None = None
 ) -> Iterator[Part]:
-    """Yield the rows of one shard, a row group at a time; with ``only`` those row groups.
+    """Yield the rows of one shard, one row group at a time; with ``only``, those row groups alone.
 
     Raises
     ------

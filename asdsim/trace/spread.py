@@ -1,7 +1,8 @@
-"""Look at the groups of a large trace in several processes, each at a run of neighbouring groups.
+"""Spread the groups of a large trace over several processes, a run of neighbouring groups to each.
 
-Reading and laying out hold the interpreter lock most of the time, so threads would not help. What a process could not
-do, for whatever reason, is missing from what comes back: the caller does it itself, so errors are those of one process.
+Reading and laying out hold the interpreter lock most of the time, so threads would not help. Groups that a process
+could not handle, for whatever reason, are missing from the result. The caller handles them itself, so errors are those
+of a single process.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from .groups import StreamedTrace
 from .stored import Trace
 
 LEAST = 2
-"""Groups that are worth starting a process for."""
+"""Groups that make a process worth starting."""
 
 T = TypeVar("T")
 
 
 def spread(trace: StreamedTrace, function: Callable[[int, Trace], T], wanted: Sequence[int]) -> dict[int, T]:
-    """Call a function on groups, in as many processes as the trace allows; in none if that is one.
+    """Call a function on groups in as many processes as the trace allows; not at all if that is one.
 
     Parameters
     ----------
     trace : StreamedTrace
     function : callable
-        That can be pickled, given the number of a group and the group. A process ends where it returns False.
+        Takes the number of a group and the group, and can be pickled. A process ends when it returns False.
     wanted : sequence of int
         Numbers of groups, sorted.
 
@@ -59,7 +60,7 @@ def spread(trace: StreamedTrace, function: Callable[[int, Trace], T], wanted: Se
             for pipe in [one for one in pipes if one in ready]:
                 try:
                     n, result = pipe.recv()
-                except (EOFError, OSError):  # it has ended, one way or another
+                except (EOFError, OSError):  # the process has ended, one way or another
                     pipes.remove(pipe)
                     continue
                 if n is not None:
@@ -83,4 +84,4 @@ def _run(trace: StreamedTrace, function: Callable[[int, Trace], Any], run: list[
             if result is False:
                 return
     except (TraceError, MemoryError, OSError):
-        return  # the caller meets it, too, and says so
+        return  # the caller meets the same error and reports it

@@ -251,13 +251,13 @@ class GraphStore:
             self._held[n] = graph
 
     def _prepare(self) -> None:
-        """Make the temporary directory where it will be needed."""
+        """Create the temporary directory if it will be needed."""
         if self._temporary is None and (self._kept is None or self._full):
             with contextlib.suppress(OSError):
                 self._temporary = self._temporary_folder()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out graphs, for another process."""
+        """Leave out graphs in memory, which do not go to other processes."""
         return {**vars(self), "_held": {}}
 
     def _temporary_folder(self) -> Path:

@@ -85,12 +85,12 @@ def load_prompts(
     offline : bool
         Use only what is on this machine.
     shuffle : int, optional
-        Seed of an order by hash of seed and id, the same everywhere; taken before ``offset`` and ``limit``. Without it
-        nothing behind ``offset`` and ``limit`` is read.
+        Seed of an order by the hash of seed and id, the same on every machine; applied before ``offset`` and
+        ``limit``. Without it, nothing past ``offset`` and ``limit`` is read.
     shots : Shots, optional
         Worked examples before each question.
     progress : callable
-        Told the number of prompts read so far.
+        Called with the number of prompts read so far.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""One prompt, and many of which few are in memory."""
+"""A prompt, and a sequence of prompts that keeps few of them in memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ...errors import CaptureError
 from ...files import reason_of
 
 IN_MEMORY = 64 << 20
-"""Bytes of prompts that are kept in memory; more go to a temporary file."""
+"""Bytes up to which prompts are kept in memory; beyond that, they move to a temporary file."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one side of a conversation says: ``role`` is user, assistant, system or what the template knows."""
+    """What one side of a conversation says: ``role`` is user, assistant, system or another that the template knows."""
 
     role: str
     content: str
@@ -30,7 +30,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is asked.
+    """One prompt.
 
     Attributes
     ----------
@@ -38,12 +38,12 @@ class Prompt:
         Unique in a trace, for example ``"gsm8k/13"``.
     task : str
     text : str
-        What the user says, before any chat template; of several messages all contents. It is the prompt where no
-        template applies.
+        What the user says, before any chat template; with several messages, the contents of all. Without a template,
+        this is the prompt.
     reference : str or None
-        What an answer is judged by.
+        What an answer is compared with.
     messages : tuple of Message
-        Where it is more than one message of the user: all of them.
+        All messages, unless the user's is the only one.
     later : tuple of str
         Later turns of the user, asked only where a capture asks all turns.
     """
@@ -57,15 +57,15 @@ class Prompt:
 
     @property
     def asked(self) -> tuple[Message, ...]:
-        """All messages; the text as the user's, if there is nothing else."""
+        """All messages, or the text as the user's only message."""
         return self.messages or (Message("user", self.text),)
 
 
 class Prompts(Sequence[Prompt]):
-    """Prompts in a fixed order; each is read when it is asked for, so a million take a few megabytes.
+    """Prompts in a fixed order. Each is read when it is needed, so a million take little memory.
 
-    They come from files that may be compressed, and from pipes, so they are copied once: into memory, and beyond
-    :data:`IN_MEMORY` into a temporary file that has no name and goes with the process.
+    The source may be a compressed file or a pipe, so prompts are copied once: into memory or, beyond
+    :data:`IN_MEMORY` bytes, into an unnamed temporary file that ends with the process.
     """
 
     def __init__(self) -> None:
@@ -74,12 +74,12 @@ class Prompts(Sequence[Prompt]):
         self._order: npt.NDArray[np.int64] | None = None
 
     def add(self, prompt: Prompt) -> None:
-        """Append one; not after :meth:`take`.
+        """Append a prompt; not allowed after :meth:`take`.
 
         Raises
         ------
         CaptureError
-            If there is no room for the temporary file; so does :meth:`take`.
+            If there is no room for the temporary file. :meth:`take` raises it too.
         """
         data = pickle.dumps(prompt, pickle.HIGHEST_PROTOCOL)
         with self._room():
@@ -106,7 +106,7 @@ class Prompts(Sequence[Prompt]):
             ) from None  # fmt: skip
 
     def longest(self, number: int) -> Prompts:
-        """Return so many prompts at most, those with most text."""
+        """Return the prompts with the most text, at most ``number`` of them."""
         ends = np.array(self._ends)
         order = np.arange(len(ends) - 1) if self._order is None else self._order
         sizes = (ends[1:] - ends[:-1])[order]
