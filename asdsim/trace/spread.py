@@ -24,7 +24,9 @@ LEAST = 2
 T = TypeVar("T")
 
 
-def spread(trace: StreamedTrace, function: Callable[[int, Trace], T], wanted: Sequence[int]) -> dict[int, T]:
+def spread(
+    trace: StreamedTrace, function: Callable[[int, Trace], T], wanted: Sequence[int], weight: float = 1.0
+) -> dict[int, T]:
     """Call a function on groups, in as many processes as the trace allows; in none if that is one.
 
     Parameters
@@ -34,13 +36,15 @@ def spread(trace: StreamedTrace, function: Callable[[int, Trace], T], wanted: Se
         That can be pickled, given the number of a group and the group. A process ends where it returns False.
     wanted : sequence of int
         Numbers of groups, sorted.
+    weight : float
+        Memory of a process, as a multiple of what reading a group and one graph of it take.
 
     Returns
     -------
     dict
         What it returned, by number.
     """
-    number = min(trace.processes, len(wanted) // LEAST)
+    number = min(trace.most_processes(weight), len(wanted) // LEAST)
     if number < 2:
         return {}
     context = multiprocessing.get_context("spawn")
