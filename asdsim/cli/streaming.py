@@ -46,7 +46,7 @@ class Streaming:
         trace = open_trace(path, memory=self.memory, keep=self.keep, verify=verify)
         if isinstance(trace, StreamedTrace):
             threads = click.get_current_context().params.get("threads")
-            trace.processes = trace.most_processes(threads or len(own_cores()))
+            trace.processes = threads or len(own_cores())
             total = sum(shard.rows for shard in trace.manifest.shards_of("positions"))
             bar = click.get_current_context().with_resource(progress_bar(total, "read", "position"))
 

@@ -128,10 +128,10 @@ class StreamedTrace(Source):
         """Tokens of each prompt, int64 (R,)."""
         return self._prompt_tokens
 
-    def most_processes(self, most: int) -> int:
-        """Return how many processes, at most ``most``, can lay out graphs at once within ``memory``."""
+    def most_processes(self, weight: float = 1.0) -> int:
+        """Return how many of ``processes`` fit into ``memory``, each of a weight as in :mod:`asdsim.trace.spread`."""
         each = BASE + self.rows * (position_bytes(self.manifest.top_k) + STEP) + NAME * self.num_requests
-        return max(1, min(most, int((self.memory - BASE) / each)))
+        return max(1, min(self.processes, int((self.memory - BASE) / (weight * each))))
 
     @property
     def room(self) -> float:

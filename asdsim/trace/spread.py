@@ -25,7 +25,9 @@ LEAST = 2
 T = TypeVar("T")
 
 
-def spread(trace: StreamedTrace, function: Callable[[int, Trace], T], wanted: Sequence[int]) -> dict[int, T]:
+def spread(
+    trace: StreamedTrace, function: Callable[[int, Trace], T], wanted: Sequence[int], weight: float = 1.0
+) -> dict[int, T]:
     """Call a function on groups in as many processes as the trace allows; not at all if that is one.
 
     Parameters
@@ -35,13 +37,15 @@ def spread(trace: StreamedTrace, function: Callable[[int, Trace], T], wanted: Se
         Takes the number of a group and the group, and can be pickled. A process ends when it returns False.
     wanted : sequence of int
         Numbers of groups, sorted.
+    weight : float
+        Memory of a process, as a multiple of what it takes to read a group and to hold one graph of it.
 
     Returns
     -------
     dict
         What it returned, by number.
     """
-    number = min(trace.processes, len(wanted) // LEAST)
+    number = min(trace.most_processes(weight), len(wanted) // LEAST)
     if number < 2:
         return {}
     context = multiprocessing.get_context("spawn")

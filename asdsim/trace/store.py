@@ -54,6 +54,9 @@ ARRAYS: dict[str, type[np.generic]] = {
 SAME_AS = {"mm_charge": "mm_regret", "proposed": "drafted"}
 """Left out of a file where it equals the other one, as it mostly does."""
 
+SEVERAL = 1.2
+"""Memory of laying out several graphs of a group, one after another, over that of one."""
+
 LEFTOVER_SECONDS = 86400.0
 """After so long a temporary file belongs to no process that still runs."""
 
@@ -310,7 +313,8 @@ def fill(stores: list[GraphStore]) -> None:
         store._remove_stale()
         store._prepare()
     trace = stores[0].trace
-    spread(trace, partial(lay_out, stores, missing), sorted(set().union(*missing)))
+    weight = 1.0 if len(stores) == 1 else SEVERAL
+    spread(trace, partial(lay_out, stores, missing), sorted(set().union(*missing)), weight)
     left = _missing(stores)
     for store, before, after in zip(stores, missing, left, strict=True):
         store.built += len(before) - len(after)
@@ -326,17 +330,18 @@ def _missing(stores: Sequence[GraphStore]) -> list[set[int]]:
 
 def lay_out(stores: Sequence[GraphStore], missing: Sequence[set[int]], n: int, group: Trace) -> bool:
     """Lay out group ``n`` for the stores that are missing it; return whether any of them can be laid out at all."""
-    alike: dict[tuple[str, int, float, str], Graph] = {}  # layouts of the same mismatches lead alike
-    for store, absent in zip(stores, missing, strict=True):
+    alike: tuple[Any, Graph] | None = None  # layouts of the same blocks lead alike, and come one after another
+    for store, absent in sorted(zip(stores, missing, strict=True), key=lambda pair: pair[0].layout.blocks):
         if n not in absent or store.failure is not None:
             continue
         key = store.layout.blocks
         try:
-            graph = build_graph(group, store.layout, alike.get(key))
+            graph = build_graph(group, store.layout, alike[1] if alike and alike[0] == key else None)
         except TraceError as error:
             store.failure = error
             continue
-        alike.setdefault(key, graph)
+        if alike is None or alike[0] != key:
+            alike = key, graph
         store._write(n, graph)
     return not all(store.failure or not absent for store, absent in zip(stores, missing, strict=True))
 

@@ -499,8 +499,18 @@ def test_some_groups_are_those_of_the_whole(folder: Path, wanted: set[int]) -> N
         assert all(getattr(one, table).equals(getattr(other, table)) for table in ("requests", "steps", "positions"))
 
 
-def test_memory_bounds_the_processes(folder: Path) -> None:
-    assert StreamedTrace(folder, memory=4.5e8).most_processes(64) == 1
-    assert StreamedTrace(folder, memory=4e9).most_processes(64) == 6
-    assert StreamedTrace(folder, memory=2e9).most_processes(2) == 2
-    assert StreamedTrace(folder, memory=64e9).most_processes(64) == 64
+@pytest.mark.parametrize(
+    ("memory", "cores", "weight", "expected"),
+    [
+        (4.5e8, 64, 1.0, 1),
+        (2e9, 64, 1.0, 2),
+        (4e9, 64, 1.0, 6),
+        (4e9, 64, 1.2, 5),
+        (4e9, 2, 1.0, 2),
+        (64e9, 64, 1.0, 64),
+    ],
+)
+def test_memory_bounds_the_processes(folder: Path, memory: float, cores: int, weight: float, expected: int) -> None:
+    trace = StreamedTrace(folder, memory=memory)
+    trace.processes = cores
+    assert trace.most_processes(weight) == expected
