@@ -129,7 +129,7 @@ class StreamedTrace(Source):
         return self._prompt_tokens
 
     def most_processes(self, weight: float = 1.0) -> int:
-        """Return how many of ``processes`` fit into ``memory``, each of a weight as in :mod:`asdsim.trace.spread`."""
+        """Return how many processes fit into ``memory``, at most ``processes``; for ``weight`` see :func:`.spread`."""
         each = BASE + self.rows * (position_bytes(self.manifest.top_k) + STEP) + NAME * self.num_requests
         return max(1, min(self.processes, int((self.memory - BASE) / (weight * each))))
 
