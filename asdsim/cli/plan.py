@@ -75,7 +75,8 @@ def _print(found: Plan) -> None:
         )
     if found.memory["whole"] is not None:
         click.echo(
-            f"memory to read it: ~{_rounded(found.memory['whole'] / 1e9)} GB at once, "
+            f"memory to read it: ~{_rounded(found.memory['groups'] / 1e9)} GB group by group (inspect, replay, "
+            f"compare, calibrate, convert), ~{_rounded(found.memory['whole'] / 1e9)} GB whole, "
             f"~{_rounded(found.memory['shard'] / 1e9)} GB for one of {counted(found.memory['shards'], 'shard')}"
         )
     click.echo("Assumed: " + ";\n  ".join(found.assumptions) + ".")

@@ -264,7 +264,7 @@ def keep(path: Path, timed: Timing, setting: str, cost: str) -> bool:
     setting : str
         Name of the setting.
     cost : str
-        Source of the cost that predicted.
+        Source of the cost that predicted. The trace itself is stored by its name, wherever it lies.
 
     Returns
     -------
@@ -277,6 +277,8 @@ def keep(path: Path, timed: Timing, setting: str, cost: str) -> bool:
 
     if timed.problems:
         return False
+    if cost.endswith(f" {path}"):
+        cost = cost.removesuffix(str(path)) + path.resolve().name
     entry = {
         "setting": setting, "measured": float(timed.measured.value[0]), "predicted": timed.predicted_live,
         "measured_over_target_alone": float(timed.measured_plain.value[0]),

@@ -30,8 +30,9 @@ from ..rules.settings import Grid
 from ..stats import FEWEST, few, resample_weights
 from ..trace.check import reachable_drafts, strict_accepted
 from ..trace.covered import covered_grids, covered_like
-from ..trace.fits import estimated_bytes
+from ..trace.fits import MEMORY, estimated_bytes
 from ..trace.graph import build_graph
+from ..trace.groups import NAME
 from ..trace.manifest import Shard
 from ..trace.schema import TABLES
 from ..trace.stored import Trace
@@ -385,10 +386,10 @@ def _seconds(trace: Trace, cost: Cost | None, batch: int) -> Callable[[float], f
 def _memory(
     trace: Trace, whole: dict[str, Any], requests: float, size: dict[str, float], devices: int
 ) -> dict[str, Any]:
-    """Return the bytes that reading takes: of the whole trace at once, and of one of ``devices`` shards."""
+    """Return the bytes that reading takes: group by group, of the whole trace, and of one of ``devices`` shards."""
     if whole["steps"] is None:
-        return {"whole": None, "shard": None, "shards": devices}
-    found = {}
+        return {"groups": None, "whole": None, "shard": None, "shards": devices}
+    found = {"groups": MEMORY + NAME * requests}
     for name, parts in (("whole", 1), ("shard", devices)):
         rows = {"requests": requests, "steps": whole["steps"], "positions": whole["positions"]}
         shards = [

@@ -143,7 +143,7 @@ def test_commas_in_paths(tmp_path: Path) -> None:
 
 
 def test_two_prompts_of_one_id_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="two prompts are called 'a'"):
+    with pytest.raises(UsageError, match=r"prompt 3 of jsonl:.*p\.jsonl: two prompts are called 'a'"):
         prompts_of(tmp_path / "p.jsonl", {"prompt": "x", "id": "a"}, {"prompt": "y"}, {"prompt": "z", "id": "a"})
 
 

@@ -364,6 +364,7 @@ def test_what_timing_found_goes_with_later_predictions(capsys, toy) -> None:
     held = asdsim.load(trace).manifest.notes["speeds"]
     assert [entry["setting"] for entry in held] == ["B=4 g=1 M=2 (paper)"]
     assert held[0]["measured"] == answer["speed_up"]["value"] and held[0]["requests"] == 4
+    assert held[0]["cost"].endswith(f" {Path(trace).name}") and "/" not in held[0]["cost"]
     assert held[0]["predicted"] == answer["predicted_from_live_steps"]
     said = f"asdsim timing measured {held[0]['measured']:.2f} over strict for B=4 g=1 M=2 (paper) on 4 requests"
     assert said in run(capsys, *audit)[2]

@@ -148,6 +148,7 @@ def test_hours_are_shared_out_and_follow_the_cost_that_is_given(tmp_path: Path) 
     assert any("32 steps at once" in line for line in batched.assumptions)
     without = plan(trace, 1e6)
     assert [row["hours"] for row in without.rows] == [None] * 3 and any("no hours" in x for x in without.assumptions)
+    assert 2e9 < eight.memory["groups"] == one.memory["groups"]
     assert eight.memory["shard"] < eight.memory["whole"] == one.memory["whole"] == one.memory["shard"]
 
 

@@ -125,7 +125,10 @@ def load_prompts(
             raise UsageError(f"task {task} has {len(ids)} prompts, none after offset {offset}")
         for row in rows:
             if ids[row] in seen:
-                raise UsageError(f"two prompts are called {shown(ids[row])!r}", fix="give each row its own id")
+                raise UsageError(
+                    f"two prompts are called {shown(ids[row])!r}", where=f"prompt {row + 1} of {shown(task)}",
+                    fix="give each row its own id",
+                )  # fmt: skip
             seen.add(ids[row])
         chosen.append(first + np.array(rows, np.int64))
     return prompts.take(np.concatenate(chosen))
