@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -18,13 +19,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import TraceError
 from ..interrupt import uninterrupted
 from .groups import StreamedTrace
 from .stored import Trace
 
 LEAST = 2
 """Groups that are worth starting a process for."""
+
+STARTING = threading.Lock()
+"""Held by the one thread that starts processes."""
 
 T = TypeVar("T")
 
@@ -88,9 +91,9 @@ def _alone() -> Iterator[None]:
 
     A script that has no ``if __name__ == "__main__"`` would run again, and one from a pipe could not be found.
     """
-    resource_tracker.ensure_running()  # or it is started in between, and lets Ctrl-C through
-    main = sys.modules["__main__"]
-    with uninterrupted():
+    with uninterrupted(), STARTING:
+        resource_tracker.ensure_running()  # or it is started in between, and lets Ctrl-C through
+        main = sys.modules["__main__"]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
         sys.modules["__main__"] = ModuleType("__main__")
         try:
@@ -109,5 +112,5 @@ def _run(trace: StreamedTrace, function: Callable[[int, Trace], Any], run: list[
             pipe.send((n, result))
             if result is False:
                 return
-    except (TraceError, MemoryError, OSError):
-        return  # the caller meets it, too, and says so
+    except Exception:  # the caller meets it, too, and says so
+        return

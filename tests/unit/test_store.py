@@ -446,10 +446,11 @@ def test_layouts_of_several_rules_are_shared_out_together(own: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["killed", "raised"])
 def test_what_a_lost_process_leaves_is_made_by_the_caller(
-    own: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+    own: Path, lost: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(store, "lay_out", killed if lost == "killed" else raised)
     whole, joined = build_graph(read_trace(own)), whole_graph(laid_out(many(own)))
+    assert capfd.readouterr().err == ""
     equal([getattr(joined, name) for name in store.ARRAYS], [getattr(whole, name) for name in store.ARRAYS])
 
 
@@ -462,7 +463,7 @@ def killed(stores: list[GraphStore], missing: list[set[int]], n: int, group: Any
 
 def raised(stores: list[GraphStore], missing: list[set[int]], n: int, group: Any) -> bool:
     if multiprocessing.parent_process() is not None:
-        raise MemoryError
+        raise MemoryError if n else ValueError
     return LAY_OUT(stores, missing, n, group)
 
 
