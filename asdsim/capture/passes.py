@@ -177,7 +177,9 @@ class PassTimes:
 
     def problems_of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return why the times are not to be trusted."""
-        problems = [text] if (text := self.busy or crowded()) else []
+        # Without a target nothing was timed here: who only collects may be as busy as it likes.
+        busy = self.busy or ("" if self.target is None else crowded())
+        problems = [busy] if busy else []
         spread = max(row.get("spread", 0.0) for row in rows)
         if spread > MAX_SPREAD:
             problems.append(f"passes of one width spread by {spread:.0%} about their median")

@@ -21,6 +21,7 @@ from ..engines.processes import own_directory, rank, value_of_first
 from ..engines.transformers.load import BUILT_IN, DTYPES, check_name, check_placing
 from ..errors import CaptureError, Problems, UsageError, unknown_name
 from ..files import names_in, reaching
+from ..interrupt import uninterrupted
 from ..provenance import software
 from ..records import RequestRecord
 from ..rules.settings import STRICT, Policy
@@ -30,7 +31,6 @@ from ..trace.manifest import MANIFEST, PLANNED, TIMING, Manifest
 from ..trace.reader import load_manifest
 from ..trace.schema import DIVERGENCES, MIN_TOP_K
 from .drafters import check_overrides, check_spec, parse_layer_ids
-from .interrupt import uninterrupted
 from .memory import Load, Memory, check_memory, plan_memory, pretended_devices
 from .prompts import Encoder, encode, parse_date, parse_template_args
 from .tasks import Message, Prompt, Prompts, check_tasks, load_prompts, prompt_formats, split_tasks, without_folder

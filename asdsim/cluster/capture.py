@@ -9,12 +9,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..capture.interrupt import uninterrupted
 from ..capture.passes import ROUNDS, PassTimes
 from ..capture.run import Plan, Progress, Run, Summary, load, silent
 from ..capture.tasks import Prompt
 from ..capture.vocabulary import grown_vocabulary
 from ..errors import CaptureError, UsageError
+from ..interrupt import uninterrupted
 from ..records import RequestRecord
 from ..trace.manifest import MANIFEST, TIMING, Manifest, Shard, first_difference
 from ..trace.parts import OwnedTrace, PartWriter

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..capture.cover import Progress
-from ..capture.interrupt import uninterrupted
 from ..capture.reload import Placing, check_exact, load_pair
 from ..capture.vocabulary import grown_vocabulary
+from ..interrupt import uninterrupted
 from ..live.cover import at_each_length, cover_requests, note_covered, note_faithful
 from ..rules.settings import Grid, Schedule
 from ..trace.manifest import Manifest, Shard

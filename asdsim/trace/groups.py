@@ -73,8 +73,7 @@ class StreamedTrace(Source):
     progress : callable, optional
         Called with the positions of each group that was read.
     processes : int
-        How many processes may read groups and lay out graphs at once; see :mod:`asdsim.trace.spread`. They import
-        ``__main__``, so a script that sets this needs an ``if __name__ == "__main__"``.
+        How many processes may read groups and lay out graphs at once; see :mod:`asdsim.trace.spread`.
 
     Raises
     ------
@@ -267,7 +266,7 @@ class _Stream:
         lowest = [spans[n][0] for n in self.groups]
         self.floors = np.minimum.accumulate(np.array([*lowest, trace.num_requests], np.int64)[::-1])[::-1]
         only = None if len(self.groups) == len(spans) else set(self.groups)
-        skipped = needed is not None and not self.groups
+        skipped = bool(spans) and not self.groups
         self.parts = iter(()) if skipped else read_shard(
             trace.path, shard, trace.manifest.top_k, trace.verify, only
         )  # fmt: skip

@@ -7,20 +7,28 @@ of a single process.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import TraceError
+from ..interrupt import uninterrupted
 from .groups import StreamedTrace
 from .stored import Trace
 
 LEAST = 2
 """Groups that make a process worth starting."""
+
+STARTING = threading.Lock()
+"""Held by the one thread that starts processes."""
 
 T = TypeVar("T")
 
@@ -46,19 +54,20 @@ def spread(
         What it returned, by number.
     """
     number = min(trace.most_processes(weight), len(wanted) // LEAST)
-    if number < 2:
+    if number < 2 or multiprocessing.current_process().daemon:  # which may start none
         return {}
     context = multiprocessing.get_context("spawn")
     found: dict[int, T] = {}
     pipes, processes = [], []
     try:
         for run in np.array_split(np.array(wanted), number):
-            pipe, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_run, args=(trace, function, run.tolist(), theirs), daemon=True)
-            process.start()
-            theirs.close()
-            pipes.append(pipe)
-            processes.append(process)
+            with contextlib.suppress(OSError):  # too many processes or open files, or it ended before it was told all
+                pipe, theirs = context.Pipe(duplex=False)
+                with theirs, _alone():
+                    process = context.Process(target=_run, args=(trace, function, run.tolist(), theirs), daemon=True)
+                    process.start()
+                    pipes.append(pipe)
+                    processes.append(process)
         while pipes:
             ready = wait(pipes)
             for pipe in [one for one in pipes if one in ready]:
@@ -71,15 +80,36 @@ def spread(
                     found[n] = result
                 elif trace.progress:
                     trace.progress(result)
-    finally:
+    except BaseException:
         for process in processes:
             process.terminate()
+        raise
+    finally:
+        for process in processes:
             process.join()
     return found
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Let processes that are started meanwhile not hear of Ctrl-C, which ends the caller, and not import its script.
+
+    A script that has no ``if __name__ == "__main__"`` would run again, and one from a pipe could not be found.
+    """
+    with uninterrupted(), STARTING:
+        resource_tracker.ensure_running()  # or it is started in between, and lets Ctrl-C through
+        main = sys.modules["__main__"]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _run(trace: StreamedTrace, function: Callable[[int, Trace], Any], run: list[int], pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the caller, and that ends this
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # files that are being written are removed
     trace.progress = lambda rows: pipe.send((None, rows))
     try:
         for n, group in zip(run, trace.groups(set(run)), strict=True):
@@ -87,5 +117,5 @@ def _run(trace: StreamedTrace, function: Callable[[int, Trace], Any], run: list[
             pipe.send((n, result))
             if result is False:
                 return
-    except (TraceError, MemoryError, OSError):
-        return  # the caller meets the same error and reports it
+    except Exception:  # the caller meets the same error and reports it
+        return

@@ -104,6 +104,7 @@ class GraphStore:
         self._prefix = trace.manifest.checksum[:16]
         self._kept = trace.path / FOLDER / f"{self._prefix}-{trace.rows}-{digest}" if keep else None
         self._full = False  # whether writing there has failed
+        self._lent = False  # to another process, which sees to nothing but files
         self._temporary: Path | None = None
         self._held: dict[int, Graph] = {}
         self._sizes: dict[int, tuple[int, int, int]] = {}
@@ -248,20 +249,30 @@ class GraphStore:
                 self._full = True
         try:
             if self._temporary is None:
+                if self._lent:
+                    raise OSError("no directory to write to")
                 self._temporary = self._temporary_folder()
             _write_file(self._temporary / f"{n:05d}.arrow", arrays, about)
         except OSError:
+            if self._lent:
+                raise
             self._held[n] = graph
 
     def _prepare(self) -> None:
-        """Create the temporary directory if it will be needed."""
+        """Create the directories that will be needed."""
+        if self._kept is not None and not self._full:
+            try:
+                self._kept.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=self._kept).close()
+            except OSError:
+                self._full = True
         if self._temporary is None and (self._kept is None or self._full):
             with contextlib.suppress(OSError):
                 self._temporary = self._temporary_folder()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out graphs in memory, which do not go to other processes."""
-        return {**vars(self), "_held": {}}
+        return {**vars(self), "_held": {}, "_lent": True}
 
     def _temporary_folder(self) -> Path:
         """Return a new directory, beside the trace where that can be written, that goes when it is no longer used."""

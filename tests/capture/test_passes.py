@@ -167,3 +167,18 @@ def test_notes_that_cannot_be_meant(captured: Path, tmp_path: Path, notes: dict[
     edit_manifest(folder, lambda content: content["notes"].update(notes))
     with pytest.raises(TraceError, match=message):
         cost_of_trace(asdsim.load(folder))
+
+
+def test_samples_of_several_processes_are_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PassTimes, "problems_of", PROBLEMS)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (1.0, 2, 2))
+    whole, times = PassTimes(None, None, 7), timed()
+    expected = times.record(1)
+    whole.add(times.taken())
+    assert times.record(1) is None and times.target is not None
+    monkeypatch.setattr("os.getloadavg", lambda: (6.04, 2, 2))  # where they are collected: nobody is timed there
+    assert whole.record(1) == {**expected, "clock": "wall clock"}  # type: ignore[dict-item]
+    whole.add(timed().taken())
+    assert whole.record(1)["problems"] == [crowded()]  # type: ignore[index]
+    assert {len(cell) for cell in whole.cells.values()} == {6}

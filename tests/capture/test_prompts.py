@@ -157,15 +157,19 @@ def test_many_ids_are_checked_in_linear_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [0, 64 << 20])
 def test_prompts_are_read_when_they_are_asked_for(kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asdsim.capture.tasks.prompt.IN_MEMORY", kept or 1)
-    rows = [{"prompt": "ab" * n, "id": f"p{n}"} for n in range(1, 40)] + [{"turns": ["a", "b"], "reference": "r"}]
+    rows = [{"prompt": "ab" * n, "id": f"p{n}"} for n in range(1, 40)]
+    rows += [{"turns": ["a", "b" * 999], "reference": "r" * 999}]
     counted: list[int] = []
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = load_prompts(f"jsonl:{tmp_path / 'p.jsonl'}", progress=counted.append)
     (tmp_path / "p.jsonl").unlink()  # what was read stays
-    expected = [Prompt(f"p{n}", "p", "ab" * n) for n in range(1, 40)] + [Prompt("p/39", "p", "a", "r", later=("b",))]
+    expected = [Prompt(f"p{n}", "p", "ab" * n) for n in range(1, 40)] + [
+        Prompt("p/39", "p", "a", "r" * 999, later=("b" * 999,))
+    ]
     assert list(found) == expected and counted == list(range(1, 41))
     assert found[-1] == expected[-1] and list(found[5:30:3][::-1]) == expected[5:30:3][::-1]
     assert [prompt.id for prompt in found[:20].longest(2)] == ["p20", "p19"]
+    assert [prompt.id for prompt in found.longest(2)] == ["p39", "p38"]  # whatever goes with the last one
     with pytest.raises(IndexError):
         found[40]
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +33,7 @@ from asdsim.trace import groups, store
 from asdsim.trace.graph import build_graph, whole_graph
 from asdsim.trace.groups import StreamedTrace
 from asdsim.trace.reader import read_trace
+from asdsim.trace.spread import spread
 from asdsim.trace.store import FOLDER, GraphStore, fill, is_sound
 from tests.support.toytrace import ToyModel, write_toy_trace
 from tests.support.tracefiles import edit_manifest
@@ -410,6 +414,24 @@ def test_several_processes_write_what_one_does(own: Path, monkeypatch: pytest.Mo
     assert sum(rows) >= read_trace(own).positions.num_rows  # of row groups that two processes share, twice
 
 
+@pytest.mark.parametrize("where", ["beside", "elsewhere"])
+def test_several_processes_write_where_one_would(own: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = build_graph(read_trace(own))
+    if where == "elsewhere":
+        (own / FOLDER).write_text("no folder")
+    monkeypatch.setattr(store, "build_graph", lambda *_: pytest.fail("laid out by the caller"))
+    joined = whole_graph(laid_out(many(own)))
+    equal([getattr(joined, name) for name in store.ARRAYS], [getattr(whole, name) for name in store.ARRAYS])
+
+
+def test_a_process_keeps_no_graph_to_itself(own: Path) -> None:
+    lent = pickle.loads(pickle.dumps(GraphStore(streamed(own))))
+    (own / FOLDER).write_text("no folder")
+    with pytest.raises(OSError, match="no directory"):
+        lent._write(0, build_graph(read_trace(own)))
+    assert not lent._held and lent._temporary is None
+
+
 def test_layouts_of_several_rules_are_shared_out_together(own: Path) -> None:
     layouts = [Layout("mars", params=(("theta", 0.9),)), Layout(width=2), Layout(threshold=0.6, stop="before")]
     found = []
@@ -424,10 +446,11 @@ def test_layouts_of_several_rules_are_shared_out_together(own: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["killed", "raised"])
 def test_what_a_lost_process_leaves_is_made_by_the_caller(
-    own: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+    own: Path, lost: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(store, "lay_out", killed if lost == "killed" else raised)
     whole, joined = build_graph(read_trace(own)), whole_graph(laid_out(many(own)))
+    assert capfd.readouterr().err == ""
     equal([getattr(joined, name) for name in store.ARRAYS], [getattr(whole, name) for name in store.ARRAYS])
 
 
@@ -440,11 +463,54 @@ def killed(stores: list[GraphStore], missing: list[set[int]], n: int, group: Any
 
 def raised(stores: list[GraphStore], missing: list[set[int]], n: int, group: Any) -> bool:
     if multiprocessing.parent_process() is not None:
-        raise MemoryError
+        raise MemoryError if n else ValueError
     return LAY_OUT(stores, missing, n, group)
 
 
 LAY_OUT = store.lay_out
+
+
+def test_processes_do_not_hear_of_ctrl_c(own: Path) -> None:
+    assert spread(many(own), deaf, range(6)) == dict.fromkeys(range(6), True)
+    assert not deaf(0, None)
+
+
+def deaf(number: int, group: Any) -> bool:
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+SCRIPT = """
+print("once")
+from asdsim.trace.groups import StreamedTrace
+from asdsim.evaluate.summary import summarise
+trace = StreamedTrace(PATH, rows=300)
+trace.processes = 3
+print(summarise(trace)["steps"])
+"""
+
+
+def test_a_script_needs_no_guard(own: Path, tmp_path: Path) -> None:
+    text = SCRIPT.replace("PATH", repr(str(own)))
+    (tmp_path / "script.py").write_text(text)
+    for words, given in (([str(tmp_path / "script.py")], ""), (["-"], text)):
+        done = subprocess.run([sys.executable, *words], input=given, capture_output=True, text=True, check=True)
+        assert (done.stdout.split(), done.stderr) == (["once", str(summarise(read_trace(own))["steps"])], "")
+
+
+@pytest.mark.parametrize("how", ["daemon", "no room"])
+def test_where_no_process_can_be_started_the_caller_does_it(
+    own: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = summarise(read_trace(own))
+    if how == "daemon":
+        monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    else:
+        monkeypatch.setattr("multiprocessing.util.spawnv_passfds", no_room)
+    assert summarise(many(own)) == expected
+
+
+def no_room(*_: Any) -> int:
+    raise BlockingIOError(11, "Resource temporarily unavailable")
 
 
 def test_a_summary_by_several_processes_is_that_of_one(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ class Prompts(Sequence[Prompt]):
 
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  # closed when nothing refers to it
-        self._ends = array("q", [0])
+        self._ends, self._sizes = array("q", [0]), array("q")
         self._order: npt.NDArray[np.int64] | None = None
 
     def add(self, prompt: Prompt) -> None:
@@ -85,13 +85,14 @@ class Prompts(Sequence[Prompt]):
         with self._room():
             self._file.write(data)
         self._ends.append(self._ends[-1] + len(data))
+        self._sizes.append(len(prompt.text.encode(errors="surrogatepass")))
 
     def take(self, order: npt.NDArray[np.int64]) -> Prompts:
         """Return these prompts in this order."""
         with self._room():
             self._file.flush()
         taken = Prompts.__new__(Prompts)
-        taken._file, taken._ends = self._file, self._ends
+        taken._file, taken._ends, taken._sizes = self._file, self._ends, self._sizes
         taken._order = order if self._order is None else self._order[order]
         return taken
 
@@ -106,10 +107,9 @@ class Prompts(Sequence[Prompt]):
             ) from None  # fmt: skip
 
     def longest(self, number: int) -> Prompts:
-        """Return the prompts with the most text, at most ``number`` of them."""
-        ends = np.array(self._ends)
-        order = np.arange(len(ends) - 1) if self._order is None else self._order
-        sizes = (ends[1:] - ends[:-1])[order]
+        """Return the prompts with the most bytes of text, at most ``number``; references and later turns do not count."""
+        sizes = np.array(self._sizes)
+        sizes = sizes if self._order is None else sizes[self._order]
         return self.take(np.argsort(-sizes, kind="stable")[:number])
 
     def __len__(self) -> int:
