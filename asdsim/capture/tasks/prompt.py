@@ -107,7 +107,7 @@ class Prompts(Sequence[Prompt]):
             ) from None  # fmt: skip
 
     def longest(self, number: int) -> Prompts:
-        """Return the prompts with the most bytes of text, at most ``number``; references and later turns do not count."""
+        """Return at most ``number`` prompts, those with most bytes of text; references and later turns do not count."""
         sizes = np.array(self._sizes)
         sizes = sizes if self._order is None else sizes[self._order]
         return self.take(np.argsort(-sizes, kind="stable")[:number])
