@@ -168,7 +168,7 @@ def test_killed_and_run_again(
             kept = found.requests.num_rows if command == "capture" else steps_of_cover(found)
             assert all(now >= then for now, then in zip(rows(stamp(path)), rows(known), strict=True)), "it stays"
         print(
-            f"{command} on {place}: kill -9 of the {victim} {after:.1f} s after the first {first}, with {rows(known)} "
+            f"{command} on {place}: kill -9 of the {victim} {after:.1f} s after the {first} started, {rows(known)} "
             f"rows stored and {sorted(unnamed)} beside them: status {status}, {kept} kept", file=sys.stderr,
         )  # fmt: skip
         if victim == "replica":
