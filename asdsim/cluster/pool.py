@@ -337,7 +337,8 @@ class Pool:
             if not items and seat.failures > DEATHS and seat.done == 0:
                 raise CaptureError(
                     f"does not start: {str(error).splitlines()[0]}", where=f"replica {seat.number}",
-                    fix="asdsim must be installed on every node; see Ray's logs",
+                    fix="asdsim must be installed on every node; where one was lost, run the same command again; "
+                    "see Ray's logs",
                 ) from None  # fmt: skip
             if all(other.failures > DEATHS for other in self.seats):
                 raise CaptureError(

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from ..errors import TraceError
 from ..files import reason_of, shown
 from .groups import CHANGED
-from .manifest import NEXT_SHARD, PLANNED, Manifest, Shard
+from .manifest import NEXT_SHARD, PLANNED, SHARD_NAME, Manifest, Shard
 from .reader import Part, Trace, build_trace, changed, load_manifest, read_shard
 from .schema import TABLES, table_schema
 from .sizes import RESTORE
@@ -79,9 +79,15 @@ class OwnedTrace(TraceWriter):
         self.flush()  # merges many small shards
 
     def close(self) -> None:
-        """Merge small shards, and let go of the directory; see :meth:`asdsim.trace.writer.TraceWriter.close`."""
+        """Remove what lost processes left, and close; see :meth:`asdsim.trace.writer.TraceWriter.close`."""
         self.read.clear()
-        super().close()
+        try:
+            if self._open:
+                left = [(name, SHARD_NAME.fullmatch(name)) for name in self._leftovers()]
+                # In a store, higher numbers are those of a later owner.
+                self._remove(name for name, shard in left if not shard or int(shard[2]) < self._number)
+        finally:
+            super().close()
 
     def _mergeable(self, table: str) -> list[Shard]:
         return [shard for shard in self.manifest.shards_of(table) if shard.name not in self.read]

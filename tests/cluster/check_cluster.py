@@ -1,4 +1,7 @@
-"""A cluster gives what one process gives, to the bit; what it loses is done again."""
+"""A cluster gives what one process gives, to the bit; what it loses is done again.
+
+``ASDSIM_CLUSTER_MODEL=smollm2`` takes SmolLM2 with the EAGLE3 head of ``heads/`` in the place of a toy.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from typing import Any
 import pytest
 
 from asdsim.cli import main
+from asdsim.cli.demo import HEAD
 from asdsim.cluster.pool import Item, Pool, Where, connect, share_of
 from asdsim.cluster.walk import Walking
 from asdsim.errors import CaptureError, TraceError, UsageError
@@ -34,6 +38,7 @@ from tests.support.tracefiles import difference
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(900)]
 GRID = ("--B", "0,2,4", "--g", ".5,inf", "--M", "1,2")
 LIMIT = 10
+REAL = os.environ.get("ASDSIM_CLUSTER_MODEL", "toy") == "smollm2"
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -49,9 +54,12 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def capture(saved: Path, out: Path, *more: object) -> list[object]:
+    models: list[object] = ["--target", saved / "model", "--drafter", "layer-skip:1"]
+    task = f"jsonl:{saved / 'prompts.jsonl'}"
+    if REAL:
+        models, task = ["--target", "smollm2-135m", "--drafter", f"eagle3:{HEAD}"], "gsm8k"
     return [
-        "capture", "-o", out, "--target", saved / "model", "--drafter", "layer-skip:1", "--limit", LIMIT,
-        "--task", f"jsonl:{saved / 'prompts.jsonl'}", "--max-new-tokens", 16, "--K", 4, *more,
+        "capture", "-o", out, *models, "--limit", LIMIT, "--task", task, "--max-new-tokens", 16, "--K", 4, *more,
     ]  # fmt: skip
 
 

@@ -4,7 +4,8 @@ Each command runs as a process of its own with a cluster of its own (``--ray loc
 then run again as it is. What must come out is what one process makes, to the bit, times aside: nothing lost, nothing
 twice. Where a replica dies, the first run itself must get there. ``make cluster`` runs this; it takes some minutes.
 
-``ASDSIM_KILLS`` sets the kills of each command and victim, ``ASDSIM_KILL_SEED`` the seed.
+``ASDSIM_KILLS`` sets the kills of each command and victim, ``ASDSIM_KILL_SEED`` the seed, and
+``ASDSIM_CLUSTER_MODEL=smollm2`` takes that model with the EAGLE3 head of ``heads/`` in the place of a toy.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from pathlib import Path
 import pytest
 
 from asdsim.files import make_folder, names_in, read_octets, to_path, write_atomically
-from asdsim.trace import read_trace
-from asdsim.trace.manifest import MANIFEST
-from tests.cluster.check_cluster import GRID, capture, same, whole  # noqa: F401  (fixture)
+from asdsim.trace import Trace, read_trace
+from asdsim.trace.manifest import MANIFEST, Shard, parse
+from asdsim.trace.schema import TABLES
+from tests.cluster.check_cluster import GRID, REAL, capture, same, whole  # noqa: F401  (fixture)
+from tests.conftest import S3
 
 pytest.importorskip("ray")
 pytestmark = [
@@ -105,15 +108,18 @@ def test_killed_and_run_again(
     command: str, victim: str, place: str, saved: Path, whole: Path, tmp_path: Path,  # noqa: F811
     request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
-    base = request.getfixturevalue("s3").url if place == "s3" else str(tmp_path)
-    rng = random.Random(f"{SEED} {command} {victim}" + (" s3" if place == "s3" else ""))
+    store: S3 | None = request.getfixturevalue("s3") if place == "s3" else None
+    base = store.url if store else str(tmp_path)
+    rng = random.Random(f"{SEED} {command} {victim}" + (" s3" if store else ""))
     expected = whole / ("bare" if command == "capture" else "covered")
     trace = to_path(f"{base}/covered")
     wanted = ""
     if command == "replay":
         copy(expected, trace)
         wanted = completed(["replay", expected, *GRID, "--intervals", "--json"]).replace(str(expected), str(trace))
-    kills = empty = 0
+    kills = 0
+    # How long replicas live and how often they change the trace, about: less where a run ends before its kill.
+    seconds, changes = 30.0 if REAL and command != "replay" else 6.0, 30
     for attempt in range(10 * KILLS):
         path = to_path(f"{base}/{attempt}")
         ray: list[object] = ["--ray", "local", "--replicas", 2]
@@ -125,42 +131,57 @@ def test_killed_and_run_again(
         if command == "cover":
             copy(whole / "bare", path)
         run = Command(args[command])
-        before = stamp(path)
-        # From the moment on that replicas are there, or after some parts are stored.
-        while run.process.poll() is None and not of_cluster(run.process.pid, "replica"):
+        early = victim != "replica" and rng.random() < 0.2  # the cluster itself is still starting
+        first, number = ("raylet", 1) if early else ("replica", 2)
+        while run.process.poll() is None and len(of_cluster(run.process.pid, first)) < number:
             time.sleep(0.3)
-        if command != "replay" and rng.random() < 0.7:
-            writes = rng.randint(2, 8)
-            while run.process.poll() is None and writes:
-                now = stamp(path)
-                writes -= now != before
-                before = now
-                time.sleep(0.02)
-        else:
-            time.sleep(rng.uniform(0.0, 4.0))
         targets = of_cluster(run.process.pid, victim)
+        # Any time from now on, models still being loaded; or the moment after a change: a file that is being written, a
+        # shard that no manifest names yet, a new manifest.
+        began, seen, before = time.monotonic(), 0, state(path, store)
+        by_changes = command != "replay" and not early and rng.random() < 0.5
+        due = rng.uniform(0.0, min(seconds, 4.0) if early else seconds)
+        count, late = rng.randint(1, changes), rng.uniform(0.0, 0.03)
+        while run.process.poll() is None and (seen < count if by_changes else time.monotonic() - began < due):
+            time.sleep(0.003)
+            if by_changes:
+                now = state(path, store)
+                seen, before = seen + (now != before), now
+        if by_changes:
+            time.sleep(late)
+        known, after = stamp(path), time.monotonic() - began
         if not targets or run.process.poll() is not None:
-            run.wait()
+            if run.wait()[0] == 0 and by_changes:
+                changes = max(seen, 1)
+            elif run.process.returncode == 0:
+                seconds = min(seconds, after)
             continue
-        target = rng.choice(targets)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(target, signal.SIGKILL)
+            os.kill(rng.choice(targets), signal.SIGKILL)
+        unnamed = {name for name in names_in(path) if not name.startswith((MANIFEST, "vocabulary"))}
+        unnamed -= {shard.name for shard in shards_of(known)}
         status, out, err = run.wait()
         kills += 1
         kept = 0
         if command != "replay" and (path / MANIFEST).exists():
             found = read_trace(path)  # whole, whatever the moment
-            kept = found.requests.num_rows if command == "capture" else int((found.column("steps", "wave") > 0).sum())
-        print(f"{command} on {place}: kill -9 of the {victim} {target}: status {status}, {kept} kept", file=sys.stderr)
-        empty += not kept
+            kept = found.requests.num_rows if command == "capture" else steps_of_cover(found)
+            assert all(now >= then for now, then in zip(rows(stamp(path)), rows(known), strict=True)), "it stays"
+        print(
+            f"{command} on {place}: kill -9 of the {victim} {after:.1f} s after the {first} started, {rows(known)} "
+            f"rows stored and {sorted(unnamed)} beside them: status {status}, {kept} kept", file=sys.stderr,
+        )  # fmt: skip
         if victim == "replica":
             assert status == 0, err[-3000:]
         else:
             assert status != 0 or command == "replay" or kept, err[-3000:]
             out = completed([*args[command], *(["--json"] if command != "replay" else [])])
-            if command == "capture" and status:
+            if command != "replay" and status:
                 row = json.loads(out)["rows"][0]
-                assert row["skipped"] == kept, "what was stored is not decoded again"
+                if command == "capture":
+                    assert row["skipped"] == kept, "what was stored is not decoded again"
+                else:
+                    assert row["steps_added"] == steps_of_cover(read_trace(expected)) - kept, "nor computed again"
         if command == "replay":
             assert out == wanted
         else:
@@ -177,8 +198,28 @@ def copy(folder: Path, path: Path) -> None:
             write_atomically(path / name, (folder / name).read_bytes())
 
 
+def steps_of_cover(trace: Trace) -> int:
+    return int((trace.column("steps", "wave") > 0).sum())
+
+
 def stamp(path: Path) -> bytes:
     """Return the manifest as it is stored."""
     with contextlib.suppress(OSError):
         return read_octets(path / MANIFEST)
     return b""
+
+
+def shards_of(manifest: bytes) -> list[Shard]:
+    return parse(manifest, MANIFEST).shards if manifest else []
+
+
+def rows(manifest: bytes) -> list[int]:
+    """Return the number of rows of each table."""
+    return [sum(shard.rows for shard in shards_of(manifest) if shard.table == table) for table in TABLES]
+
+
+def state(path: Path, store: S3 | None) -> object:
+    """Return something that is another one after each write: the files, or how many objects the store was given."""
+    if store:
+        return sum(number for (method, _), number in list(store.requests.items()) if method == "PUT")
+    return names_in(path), stamp(path)

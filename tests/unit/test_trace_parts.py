@@ -83,6 +83,19 @@ def test_a_process_that_outlives_its_owner_touches_nothing(content: Content, tmp
     assert read_trace(path).requests.num_rows == 4
 
 
+def test_what_a_lost_process_left_goes_with_the_last_close(content: Content, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    with OwnedTrace.create(path, toy_manifest(notes={PLANNED: 2})) as writer:
+        assert isinstance(writer, OwnedTrace)
+        lost, made = part(writer, content, [0]), part(writer, content, [0, 1])
+        assert lost.finish()  # and dies before it can say so
+        (path / ".tmp-0123").write_bytes(b"half a sh")
+        (path / "steps-90000.parquet").write_bytes(b"of a later owner")
+        writer.take(made.finish(), made.completed)
+    named = {shard.name for shard in read_trace(path).manifest.shards}
+    assert {file.name for file in path.iterdir()} == {"manifest.json", "steps-90000.parquet", *named}
+
+
 def test_small_shards_are_merged_under_way_but_those_that_are_read(
     content: Content, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
