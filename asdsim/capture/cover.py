@@ -304,7 +304,8 @@ class BatchRunner:
     batch : int
         Largest number of steps in one batch.
     kv_bytes : int
-        Bound on the KV cache kept for prefixes, for each of the two models; 0 keeps none.
+        Bound on the KV cache kept for prefixes, for each of the two models; a draft head shares the target's. 0 keeps
+        none.
     """
 
     def __init__(

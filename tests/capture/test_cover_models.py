@@ -147,7 +147,7 @@ def test_a_full_pool_is_dropped_and_answers_stay(pair: Any, requests: Callable[.
         prefixes = [list(request.prompt_ids) for request in requests(3, seed=seed)]
         for prefix, logits in zip(prefixes, scorer.score_many(prefixes, [[1, 2]] * 3), strict=True):
             np.testing.assert_allclose(logits, target.session(prefix).score(prefix, [1, 2]), atol=1e-4)
-    assert len(scorer._pool._child) < 200
+    assert len(scorer.pool._child) < 200
 
 
 def test_drafts_of_other_lengths_share_a_batch(target: Any) -> None:

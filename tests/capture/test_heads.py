@@ -23,7 +23,7 @@ from asdsim.engines.transformers.model import HFTarget
 from asdsim.errors import CaptureError
 from asdsim.live.cover import cover_with
 from asdsim.live.verify import verify_trace
-from asdsim.records import RequestRecord
+from asdsim.records import RequestRecord, StepRecord
 from asdsim.rules.settings import STRICT, Grid, Policy
 from asdsim.trace.reader import read_trace
 from asdsim.trace.writer import TraceWriter
@@ -31,6 +31,7 @@ from tests.support.heads import dspark_config, dspark_tensors, eagle3_config, ea
 
 from .conftest import VOCAB, generate
 from .test_cover_models import manifest_of
+from .test_devices import assert_same
 
 Requests = Callable[..., list[RequestRecord]]
 
@@ -177,6 +178,11 @@ def test_nor_in_a_batch_of_cover(
         return run(tokens, cache, keep, mask, positions)
 
     monkeypatch.setattr(target.lm, "run", counted)
+    entries: list[int] = []  # of a head with a memory; an EAGLE head has none for the first token
+    draft = drafter.head.draft_behind
+    monkeypatch.setattr(
+        drafter.head, "draft_behind", lambda tokens, *rest: entries.append(tokens.numel()) or draft(tokens, *rest)
+    )
     runner = BatchRunner(target, drafter, K, Recorder())
     request = requests(1, seed=8, longest=24)[0]
     request = RequestRecord("r", "t", tuple(range(20)), "", None, 24, request.eos_ids, "fixed")
@@ -184,10 +190,13 @@ def test_nor_in_a_batch_of_cover(
     steps = list(runner(jobs))
     assert [step.num_draft_tokens for step in steps] == [K] * 3
     assert counts == [3 * 20, 3 * (1 + K)]
+    memory = drafter.head.memory()
+    assert entries == ([] if memory is None else [3 * (20 + memory.lag)])
     counts.clear()
+    entries.clear()
     later = [Job(request, 3, 2, Missing(0, 0, 0, (30, int(steps[0].draft_ids[0]), 77), 1))]
     list(runner(later))
-    assert counts == [1 + K]
+    assert counts == [1 + K] and entries == ([] if memory is None else [2])
 
 
 class Copying(Head):
@@ -210,7 +219,7 @@ class Copying(Head):
             text.append(int(rows[-1].argmax()))
         return text[len(ids) :], torch.stack(rows)
 
-    def draft_many(self, ids: Any, states: Any, width: int) -> Any:
+    def draft_many(self, ids: Any, states: Any, width: int, pool: Any = None) -> Any:
         return [self.draft(row, part, None, width) for row, part in zip(ids, states, strict=True)]
 
 
@@ -246,19 +255,52 @@ def test_a_layer_that_the_target_lacks_is_refused(llama: Any) -> None:
         target.tap((1, 4))
 
 
+def covered(pair: tuple[HFTarget, HeadDrafter], path: Path, some: list[RequestRecord], **how: Any) -> list[StepRecord]:
+    """Capture strictly and cover; return all steps."""
+    recorder = Recorder(divergences=("js",))
+    with TraceWriter.create(path, manifest_of(*pair, settings={"divergences": ["js"]})) as writer:
+        for request in some:
+            writer.add_request(request, decode(*pair, request, STRICT, K, recorder).steps)
+    with TraceWriter.append(path) as writer:
+        progress = cover_with(writer, pair, GRID, batch=5, **how)
+    assert progress.complete and progress.steps_added > 5
+    trace = read_trace(path)
+    return [step for request in some for step in trace.steps_of(request.request_id)]
+
+
 @pytest.mark.parametrize("faithful", [False, True])
 def test_covered_walks_equal_live_decoding(
     pair: tuple[HFTarget, HeadDrafter], requests: Requests, tmp_path: Path, faithful: bool
 ) -> None:
-    path, recorder = tmp_path / "trace", Recorder(divergences=("js",))
-    with TraceWriter.create(path, manifest_of(*pair, settings={"divergences": ["js"]})) as writer:
-        for request in requests(3, seed=3, limit=16):
-            writer.add_request(request, decode(*pair, request, STRICT, K, recorder).steps)
-    with TraceWriter.append(path) as writer:
-        progress = cover_with(writer, pair, GRID, batch=5, faithful=faithful)
-    assert progress.complete and progress.steps_added > 5
-    found = verify_trace(path, models=pair)
+    some = requests(3, seed=3, limit=16)
+    steps = covered(pair, tmp_path / "trace", some, faithful=faithful)
+    found = verify_trace(tmp_path / "trace", models=pair)
     assert (found.pairs, found.identical, found.not_captured) == (3 * len(GRID), 3 * len(GRID), 0)
+    for kv_bytes in () if faithful else (20_000, 0):  # room for hardly any KV, or for none
+        assert_same(covered(pair, tmp_path / str(kv_bytes), some, kv_bytes=kv_bytes), steps)
+
+
+def test_a_group_is_covered_as_if_alone(pair: tuple[HFTarget, HeadDrafter], requests: Requests, tmp_path: Path) -> None:
+    some = requests(3, seed=3, limit=16)
+    together = covered(pair, tmp_path / "together", some, group=1)
+    alone = [step for one in some for step in covered(pair, tmp_path / one.request_id.replace("/", "-"), [one])]
+    assert_same(together, alone, tolerance=0)
+
+
+def test_the_entries_of_a_head_count_in_the_bound(pair: tuple[HFTarget, HeadDrafter]) -> None:
+    target, drafter = pair
+    bound = 60_000
+    scorer = target.pooled(bound)
+    batch = drafter.pooled_beside(scorer, 0)  # the target's bound counts
+    pools, rng, full, tipped = (scorer.pool, batch._pool), random.Random(5), 0, 0
+    for _ in range(60):
+        prefixes = walk(rng, 6)
+        used = [len(pool._child) * pool._slot_bytes() for pool in pools]
+        scorer.score_many(prefixes, [proposal.ids for proposal in batch.propose_many(prefixes, K)])
+        if sum(used) >= bound:  # both were dropped, and hold this batch alone
+            assert all(len(pool._child) <= sum(len(prefix) + K for prefix in prefixes) for pool in pools)
+            full, tipped = full + 1, tipped + (used[0] < bound)
+    assert full > 5 and (tipped > 0) == (drafter.head.memory() is not None)
 
 
 def cli(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:

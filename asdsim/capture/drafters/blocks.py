@@ -117,8 +117,8 @@ class Memory:
         """Return the number of entries."""
         return int(self.layers[0].get_seq_length())
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append entries (1, heads, n, width) to a layer; return all of its keys and values."""
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append entries (batch, heads, n, width) to a layer; return all of its keys and values."""
         return self.layers[layer].update(keys, values)
 
     def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

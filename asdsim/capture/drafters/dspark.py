@@ -278,7 +278,8 @@ class DSpark(Head):
         """Append the context of true states (batch, n, taps x d) at ``positions`` (batch or 1, n) to the memory."""
         context = self.hidden_norm(self.fc(states))
         for i, layer in enumerate(self.layers):
-            memory.update(i, *layer.self_attn.entries(context, positions, self.rotaries[i]))
+            keys, values = layer.self_attn.entries(context, positions, self.rotaries[i])
+            memory.update(keys, values, i)
 
     def masks(self, places: torch.Tensor, padded: bool = False) -> list[torch.Tensor | None]:
         """Return, for each layer, what the slots of a block may look at.
@@ -406,22 +407,17 @@ class DSpark(Head):
         tokens, rows, _ = self.read(hidden, anchors, min(num_draft_tokens, self.max_draft_tokens))
         return tokens[0].tolist(), rows[0]
 
-    def draft_many(
-        self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
-    ) -> list[tuple[list[int], torch.Tensor]]:
-        """Draft for unrelated prefixes in one batch, contexts padded on the left."""
-        device, longest = states[0].device, max(map(len, states))
-        counts = torch.tensor(list(map(len, states)), device=device)
-        padded = states[0].new_zeros((len(ids), longest, states[0].shape[-1]))
-        for row, prefix_states in enumerate(states):
-            padded[row, longest - len(prefix_states) :] = prefix_states
-        places = torch.arange(longest + self.block, device=device) - (longest - counts)[:, None]
-        memory = self.memory()
-        self.extend(padded, places[:, :longest].clamp(min=0), memory)
-        anchors = torch.tensor([prefix[-1] for prefix in ids], device=device)
-        hidden = self(self.blocks(anchors), places[:, longest:], self.masks(places, padded=True), memory)
-        tokens, rows, _ = self.read(hidden, anchors, min(num_draft_tokens, self.max_draft_tokens))
-        return list(zip(tokens.tolist(), rows, strict=True))
+    def draft_behind(
+        self, tokens: torch.Tensor, states: torch.Tensor, places: torch.Tensor, memory: Memory,
+        anchors: torch.Tensor, num_draft_tokens: int,
+    ) -> list[tuple[list[int], torch.Tensor]]:  # fmt: skip
+        """Draft blocks behind the contexts of a batch."""
+        self.extend(states, places[:, -states.shape[1] :].clamp(min=0), memory)
+        slots = places[:, -1:] + 1 + torch.arange(self.block, device=places.device)
+        masks = self.masks(torch.cat([places, slots], 1), padded=True)
+        hidden = self(self.blocks(anchors), slots, masks, memory)
+        drafts, rows, _ = self.read(hidden, anchors, min(num_draft_tokens, self.max_draft_tokens))
+        return list(zip(drafts.tolist(), rows, strict=True))
 
 
 EMBEDDINGS = ("embed_tokens.weight", "markov_head.markov_w1.weight")

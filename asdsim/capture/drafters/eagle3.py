@@ -66,7 +66,7 @@ class Attention(torch.nn.Module):
         """Append keys and values of ``z`` (batch, n, inputs) to the memory; return (batch, n, width)."""
         q, k, v = (heads_of(project(z), self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotary(self.q_norm(q), positions), rotary(self.k_norm(k), positions)
-        keys, values = memory.update(0, k, v)
+        keys, values = memory.update(k, v, 0)
         result: torch.Tensor = self.o_proj(attend(q, keys, values, mask))
         return result
 
@@ -285,23 +285,18 @@ class Eagle3(Head):
         memory.cut(n)
         return drafts[0]
 
-    def draft_many(
-        self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
-    ) -> list[tuple[list[int], torch.Tensor]]:
-        """Draft for unrelated prefixes in one batch, padded on the left."""
-        device, longest = states[0].device, max(map(len, states))
-        counts = torch.tensor(list(map(len, states)), device=device)
-        tokens = torch.zeros((len(ids), longest), dtype=torch.int64)
-        padded = states[0].new_zeros((len(ids), longest, states[0].shape[-1]))
-        for row, (prefix, prefix_states) in enumerate(zip(ids, states, strict=True)):
-            tokens[row, longest - len(prefix_states) :] = torch.tensor(prefix[1:])
-            padded[row, longest - len(prefix_states) :] = prefix_states
-        places = torch.arange(longest, device=device) - (longest - counts)[:, None]  # negative: padding
-        itself = torch.eye(longest, dtype=torch.bool, device=device)  # padding looks at itself, or it would be NaN
-        mask = (looking_back(places, places, self.window) | itself)[:, None]
-        memory = self.memory()
-        x = self(tokens.to(device), self.features(padded), places.clamp(min=0), mask, memory)
-        return self._steps(x[:, -1:], counts, mask[:, :, -1:], memory, num_draft_tokens)
+    def draft_behind(
+        self, tokens: torch.Tensor, states: torch.Tensor, places: torch.Tensor, memory: Memory,
+        anchors: torch.Tensor, num_draft_tokens: int,
+    ) -> list[tuple[list[int], torch.Tensor]]:  # fmt: skip
+        """Draft behind the entries of a batch."""
+        fresh = places[:, -tokens.shape[1] :]
+        mask = looking_back(fresh, places, self.window)
+        # Padding looks at itself, or it would be NaN.
+        mask[..., -tokens.shape[1] :] |= torch.eye(tokens.shape[1], dtype=torch.bool, device=mask.device)
+        mask = mask[:, None]
+        x = self(tokens, self.features(states), fresh.clamp(min=0), mask, memory)
+        return self._steps(x[:, -1:], places[:, -1] + 1, mask[:, :, -1:], memory, num_draft_tokens)
 
     def _steps(
         self, x: torch.Tensor, position: torch.Tensor, mask: torch.Tensor, memory: Memory, steps: int

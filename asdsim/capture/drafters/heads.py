@@ -20,6 +20,7 @@ import torch
 
 from ...engines.protocol import Drafter, DrafterSession, ManyProposer, ManyScorer, Proposal, TargetSession
 from ...engines.transformers.forward import common_prefix
+from ...engines.transformers.kvpool import KVPool
 from ...engines.transformers.model import config_sha256
 from ...engines.transformers.place import device_of, whole
 from ...errors import CaptureError, UsageError
@@ -102,9 +103,48 @@ class Head(torch.nn.Module):
         raise NotImplementedError
 
     def draft_many(
-        self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
+        self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int, pool: KVPool | None = None
     ) -> list[tuple[list[int], torch.Tensor]]:
-        """Draft for unrelated prefixes in one batch, from scratch."""
+        """Draft for unrelated prefixes in one batch, behind the entries that ``pool`` holds; from scratch where None.
+
+        Parameters and results are those of :meth:`draft`, for each prefix. True entries go into the pool.
+        """
+        if pool is None:
+            pool = KVPool(Entries(self, states[0].device), 0)
+        lag = self.memory().lag
+        rows = [prefix[: len(given) + lag] for prefix, given in zip(ids, states, strict=True)]
+        held = [pool.known(row, len(row) - 1) for row in rows]
+        memory, tokens, mask, _ = pool.start(rows, held)
+        padded = states[0].new_zeros((*tokens.shape, states[0].shape[-1]))
+        for row, given, slots in zip(padded, states, held, strict=True):
+            fresh = given[max(0, len(slots) - lag) :]
+            row[-len(fresh) :] = fresh
+        anchors = torch.tensor([prefix[-1] for prefix in ids], device=mask.device)
+        places = mask.cumsum(-1) * mask - 1 - lag
+        drafts = self.draft_behind(tokens, padded, places, memory, anchors, num_draft_tokens)
+        ends = mask.shape[1]
+        pool.store(memory, rows, held, [ends - len(row) + len(slots) for row, slots in zip(rows, held, strict=True)])
+        return drafts
+
+    def draft_behind(
+        self, tokens: torch.Tensor, states: torch.Tensor, places: torch.Tensor, memory: Any, anchors: torch.Tensor,
+        num_draft_tokens: int,
+    ) -> list[tuple[list[int], torch.Tensor]]:  # fmt: skip
+        """Draft for a batch, padded on the left.
+
+        Parameters
+        ----------
+        tokens : int64 (batch, m)
+            Last tokens that new entries depend on.
+        states : tensor (batch, m, taps x d)
+            Last states that they depend on.
+        places : int64 (batch, held + m)
+            Positions of all entries; negative ones are padding, which nothing looks at. The last one is true.
+        memory : Memory
+            The entries that are held. Extended by the new ones; only drafts may stand behind these.
+        anchors : int64 (batch,)
+        num_draft_tokens : int
+        """
         raise NotImplementedError
 
     def tokens_of(self, best: torch.Tensor) -> torch.Tensor:
@@ -204,8 +244,8 @@ class HeadDrafter(Drafter):
         return self.pooled_beside(self.target.pooled(max_bytes), max_bytes)
 
     def pooled_beside(self, target: ManyScorer, max_bytes: int) -> HeadBatch:
-        """Return a ``propose_many`` that reads from the target of the batch."""
-        return HeadBatch(self, target)
+        """Return a ``propose_many`` that reads from the target of the batch, and keeps entries within its bound."""
+        return HeadBatch(self, target, max_bytes)
 
     def describe(self) -> dict[str, Any]:
         """Return kind, hidden states read, largest K and dtype, beside what the checkpoint says of itself."""
@@ -220,11 +260,23 @@ class HeadDrafter(Drafter):
         }
 
 
+class Entries:
+    """What a :class:`KVPool` asks of a model, for the entries of a head."""
+
+    taps: tuple[int, ...] = ()
+    states: torch.Tensor | None = None
+
+    def __init__(self, head: Head, device: torch.device) -> None:
+        self.new_cache, self.device = head.memory, device
+
+
 class HeadBatch:
     """``propose_many`` of a head, with the hidden states of a target that scores in batches."""
 
-    def __init__(self, drafter: HeadDrafter, target: Any) -> None:
+    def __init__(self, drafter: HeadDrafter, target: Any, max_bytes: int = 0) -> None:
         self._drafter, self._target = drafter, target
+        entries = Entries(drafter.head, drafter.target.lm.device)
+        self._pool = KVPool(entries, max_bytes, getattr(target, "pool", None))
 
     @torch.inference_mode()
     def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
@@ -235,7 +287,7 @@ class HeadBatch:
         some = [n for n, row in enumerate(rows) if len(row) > 1]
         proposals = [Proposal([]) for _ in rows]
         if some:
-            drafts = head.draft_many([rows[n] for n in some], [states[n] for n in some], num_draft_tokens)
+            drafts = head.draft_many([rows[n] for n in some], [states[n] for n in some], num_draft_tokens, self._pool)
             for n, (tokens, logits) in zip(some, drafts, strict=True):
                 proposals[n] = proposal_of(head, tokens, logits, keep)
         return proposals

@@ -129,7 +129,7 @@ class Medusa(Head):
         return self.draft_many([ids], [states], num_draft_tokens)[0]
 
     def draft_many(
-        self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int
+        self, ids: list[list[int]], states: list[torch.Tensor], num_draft_tokens: int, pool: Any = None
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Draft from the last states."""
         rows = self.logits(

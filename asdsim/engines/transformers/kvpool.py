@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -23,19 +23,36 @@ GROWTH = 2048
 """Slots by which the pool grows."""
 
 
+class Cached(Protocol):
+    """What a pool asks of a model; see :class:`.forward.LanguageModel`. A draft head taps nothing."""
+
+    device: torch.device
+    taps: tuple[int, ...]
+    states: torch.Tensor | None
+
+    def new_cache(self) -> Any:
+        """Return an empty KV cache."""
+        ...
+
+
 class KVPool:
     """Keys and values by slot, and the tree that leads to them.
 
     Parameters
     ----------
-    lm : LanguageModel
+    lm : LanguageModel or other Cached
         Must be able to crop its cache at will (no sliding windows, no recurrent layers).
     max_bytes : int
-        Bound on the keys and values held, beside those of the batch at work.
+        Bound on the keys and values held, beside those of the batch at work; 0 keeps none.
+    beside : KVPool, optional
+        A pool of another model whose bound counts instead: the two fill it together, and are dropped together.
     """
 
-    def __init__(self, lm: LanguageModel, max_bytes: int) -> None:
-        self.lm, self.max_bytes = lm, max_bytes
+    def __init__(self, lm: Cached, max_bytes: int, beside: KVPool | None = None) -> None:
+        self.lm = lm
+        self.max_bytes: int = max_bytes if beside is None else beside.max_bytes
+        self._sharing: list[KVPool] = [] if beside is None else beside._sharing
+        self._sharing.append(self)
         self._keys: list[torch.Tensor] = []  # per layer (slots, heads, width)
         self._values: list[torch.Tensor] = []
         self._states: list[torch.Tensor] = []  # one (slots, taps x d) where the model is tapped
@@ -108,8 +125,10 @@ class KVPool:
         first : sequence of int
             Column of each row's first new token in the cache; the others follow.
         """
-        if self._keys and len(self._child) * self._slot_bytes() > self.max_bytes:
-            self._drop()
+        used = sum(len(each._child) * each._slot_bytes() for each in self._sharing)
+        if used >= self.max_bytes:
+            for each in self._sharing:
+                each._drop()
             return
         row_of: list[int] = []
         column_of: list[int] = []
@@ -125,7 +144,7 @@ class KVPool:
                 last = slot
         if not row_of:
             return
-        most = self.max_bytes // self._slot_bytes() if self._keys else 0
+        most = self.max_bytes * base // used if used else 0  # slots of this pool once the bound is reached
         rows_at, columns_at = _on_each_device(torch.tensor(row_of)), _on_each_device(torch.tensor(column_of))
         for pool, name in ((self._keys, "keys"), (self._values, "values")):
             for layer, entry in enumerate(cache.layers):
@@ -140,8 +159,6 @@ class KVPool:
 
     def states(self, slots: Sequence[int]) -> torch.Tensor:
         """Return the tapped states (n, taps x d) of slots."""
-        if not slots:
-            return self.lm.no_states()
         return self._states[0][torch.tensor(slots, device=self.lm.device)]
 
     def _drop(self) -> None:
@@ -173,19 +190,19 @@ class PooledTarget:
     """``score_many`` of a target, with the KV of shared prefixes reused."""
 
     def __init__(self, lm: LanguageModel, max_bytes: int) -> None:
-        self._pool = KVPool(lm, max_bytes)
+        self.lm, self.pool = lm, KVPool(lm, max_bytes)
 
     @torch.inference_mode()
     def score_many(self, prefixes: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]]) -> list[Logits]:
         """Score unrelated blocks in one batch."""
         if not prefixes:
             return []
-        pool = self._pool
+        pool = self.pool
         rows = [[*prefix, *draft] for prefix, draft in zip(prefixes, drafts, strict=True)]
         held = [pool.known(row, len(prefix) - 1) for row, prefix in zip(rows, prefixes, strict=True)]
         cache, tokens, mask, positions = pool.start(rows, held)
         keep = max(map(len, drafts)) + 1
-        logits = pool.lm.run(tokens, cache, keep, mask, positions)
+        logits = self.lm.run(tokens, cache, keep, mask, positions)
         ends = mask.shape[1]
         pool.store(cache, rows, held, [ends - (len(row) - len(slots)) for row, slots in zip(rows, held, strict=True)])
         return [logits[n, keep - len(draft) - 1 :] for n, draft in enumerate(drafts)]
@@ -193,9 +210,9 @@ class PooledTarget:
     @torch.inference_mode()
     def states_many(self, rows: Sequence[Sequence[int]], taps: Sequence[int] | None = None) -> list[torch.Tensor]:
         """Return hidden states (n, taps x d) at each token of unrelated sequences; only what is not held is run."""
-        pool, lm = self._pool, self._pool.lm
+        pool, lm = self.pool, self.lm
         held = [pool.known(row, len(row)) for row in rows]
-        states = [pool.states(slots) for slots in held]
+        states = [pool.states(slots) if slots else lm.no_states() for slots in held]
         todo = [n for n, (row, slots) in enumerate(zip(rows, held, strict=True)) if len(slots) < len(row)]
         if todo:
             run, have = [rows[n] for n in todo], [held[n] for n in todo]
@@ -213,7 +230,7 @@ class PooledDrafter:
     """``propose_many`` of a causal model that drafts greedily, with the KV of shared prefixes reused."""
 
     def __init__(self, lm: LanguageModel, max_bytes: int, keep_logits: bool = False) -> None:
-        self._pool, self._keep_logits = KVPool(lm, max_bytes), keep_logits
+        self._lm, self._pool, self._keep_logits = lm, KVPool(lm, max_bytes), keep_logits
 
     @torch.inference_mode()
     def propose_many(self, prefixes: Sequence[Sequence[int]], num_draft_tokens: int) -> list[Proposal]:
@@ -226,7 +243,7 @@ class PooledDrafter:
         ends = mask.shape[1]
         rows, picked = [], []
         for _ in range(num_draft_tokens):
-            row = pool.lm.run(tokens, cache, 1, mask, positions)[:, -1]
+            row = self._lm.run(tokens, cache, 1, mask, positions)[:, -1]
             rows.append(row)
             picked.append(row.argmax(dim=-1))
             tokens, positions = picked[-1][:, None], positions[:, -1:] + 1
