@@ -9,7 +9,7 @@
 #   make bench     timings beside plain Python, torch and numpy (make micro: of the walk's pieces)
 #   make docs      the site, in docs/_build; a warning or a broken link between pages is an error
 #   make mutants   would the tests notice small changes of meaning (some ten minutes; MUTANTS="studies cli" for a part)
-#   make statistics  do intervals cover the truth as often as they say (a minute)
+#   make statistics  do intervals cover the truth as often as they say; long runs of two tests (three minutes)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:

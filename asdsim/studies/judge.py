@@ -170,11 +170,14 @@ def win_rates(
 
 def _at_equal_length(won: Floats, x: Floats, weights: Floats, steps: int = 25) -> Floats:
     """Return sigmoid(theta) of the model fitted under each row of weights (B, R), by Newton's method."""
-    columns = np.stack([np.ones_like(x), x])  # (2, R)
+    columns = np.stack([np.ones_like(x), x, x * x])  # (3, R)
     theta = np.zeros((len(weights), 2))
     for _ in range(steps):
-        p = 1.0 / (1.0 + np.exp(-np.clip(theta @ columns, -30, 30)))
-        slope = (weights * (won - p)) @ columns.T - RIDGE * theta
-        bend = np.einsum("br,ir,jr->bij", weights * p * (1 - p), columns, columns) + RIDGE * np.eye(2)
-        theta += np.clip(np.linalg.solve(bend, slope[:, :, None])[:, :, 0], -4, 4)
+        p = 1.0 / (1.0 + np.exp(-np.clip(theta @ columns[:2], -30, 30)))
+        slope = (weights * (won - p)) @ columns[:2].T - RIDGE * theta
+        bend = ((weights * p * (1 - p)) @ columns.T)[:, [[0, 1], [1, 2]]] + RIDGE * np.eye(2)
+        move = np.clip(np.linalg.solve(bend, slope[:, :, None])[:, :, 0], -4, 4)
+        theta += move
+        if np.abs(move).max() < 1e-9:  # the next move would be of the order of its square
+            break
     return np.asarray(1.0 / (1.0 + np.exp(-theta[:, 0])))

@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -87,6 +88,13 @@ def generate(model: Any, prompt_ids: tuple[int, ...], limit: int) -> list[int]:
     ids = torch.tensor([prompt_ids])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit)
     return out[0, ids.shape[1] :].tolist()
+
+
+@pytest.fixture(scope="session")
+def generated(llama: Any) -> Callable[[RequestRecord], list[int]]:
+    """What Transformers decodes of a request, computed once for each prompt and limit."""
+    known = cache(lambda prompt_ids, limit: generate(llama, prompt_ids, limit))
+    return lambda request: list(known(request.prompt_ids, request.max_new_tokens))
 
 
 def word_tokenizer(vocab: int = VOCAB) -> Any:

@@ -144,7 +144,8 @@ def test_no_tensor_is_left_on_another_device(
         assert [str(device) for device in target.lm.devices] == list(devices)
         drafter = drafter_of(spec, target, checkpoint, devices[0])
         target.synchronize = lambda: None  # type: ignore[method-assign]
-        steps = everything(target, drafter, requests(2, limit=5, seed=5, stop="fixed"))
+        # A second request would take the same operations: there are no numbers here that could differ.
+        steps = everything(target, drafter, requests(1, limit=5, seed=5, stop="fixed"))
         session = target.session(())
         rows = session.score([1, 2, 3], [4, 5])
         assert str(rows.device) == devices[0]

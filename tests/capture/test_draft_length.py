@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asdsim.capture.cover import BatchRunner, cover
-from asdsim.capture.loop import decode
+from asdsim.capture.loop import Decoded, decode
 from asdsim.capture.record import Recorder
 from asdsim.records import MemoryTrace, RequestRecord, StepRecord
 from asdsim.rules.settings import STRICT, Grid
@@ -37,10 +37,12 @@ def hold(models: tuple[Any, Any], records: list[RequestRecord], long: int, short
     graph = build_graph(trace, grid.layout)
     walks = walk_grid(graph, grid, device="cpu")
     assert walks.exact.all()
+    decoded: dict[tuple[float, int], Decoded] = {}
     for setting in range(len(grid)):
         policy = replace(grid.policy(setting), layout=STRICT.layout)  # whole blocks, of a shorter draft
         for r, record in enumerate(records):
-            live = decode(*models, record, policy, short)
+            key = policy.gate if policy.budget else 0.0, r  # B = 0 is strict under any gate
+            live = decoded[key] = decoded.get(key) or decode(*models, record, policy, short)
             assert edge_tokens(trace, graph, int(walks.edge[setting, r])) == live.tokens, (str(policy), r)
             assert walks.counts[setting, r, 0] == len(live.outcomes)
             assert walks.spent[setting, r] == pytest.approx(live.ledger, abs=1e-3)

@@ -58,19 +58,6 @@ def family() -> dict[str, Any]:
     return other_models()
 
 
-@pytest.fixture(scope="module")
-def generated(llama: Any) -> Callable[..., list[int]]:
-    """What Transformers decodes, computed once per prompt."""
-    known: dict[tuple[int, ...], list[int]] = {}
-
-    def of(request: RequestRecord) -> list[int]:
-        if request.prompt_ids not in known:
-            known[request.prompt_ids] = generate(llama, request.prompt_ids, request.max_new_tokens)
-        return known[request.prompt_ids]
-
-    return of
-
-
 @pytest.mark.parametrize("spec", ["layer-skip:1", "lookup:3", "model"])
 @pytest.mark.parametrize(("policy", "count"), [(STRICT, 30), (Policy(0, 1, 2), 200)], ids=["strict", "asd-B0"])
 def test_zero_budget_is_what_generate_decodes(

@@ -12,7 +12,6 @@ from tests.capture.conftest import generate
 
 pytestmark = [pytest.mark.smollm2, pytest.mark.xdist_group("smollm2")]
 
-PROMPTS = 6
 LIMIT = 32
 
 
@@ -24,6 +23,12 @@ def smollm2() -> Any:
 
 
 def test_zero_budget_is_what_generate_decodes(smollm2: Any, tmp_path: Path) -> None:
+    """A prompt of each set; ``make statistics`` takes two."""
+    hold(smollm2, tmp_path, 1)
+
+
+def hold(target: Any, folder: Path, prompts: int) -> None:
+    """Capture at B = 0, ``prompts`` of each set, and compare the tokens with those of ``generate``."""
     from asdsim.capture.drafters import make_drafter
     from asdsim.capture.run import Plan, capture_with
     from asdsim.capture.tasks import load_prompts
@@ -31,18 +36,18 @@ def test_zero_budget_is_what_generate_decodes(smollm2: Any, tmp_path: Path) -> N
     from asdsim.trace import read_trace
 
     plan = Plan(
-        out=tmp_path / "t", target="smollm2-135m", drafter="layer-skip", task="gsm8k,humaneval,mt-bench",
-        limit=PROMPTS // 3, max_new_tokens=LIMIT, policy=Policy(0, 0.25, 2),
+        out=folder / "t", target="smollm2-135m", drafter="layer-skip", task="gsm8k,humaneval,mt-bench",
+        limit=prompts, max_new_tokens=LIMIT, policy=Policy(0, 0.25, 2),
     )  # fmt: skip
-    prompts = load_prompts(plan.task, limit=plan.limit)
+    chosen = load_prompts(plan.task, limit=plan.limit)
     tokens: list[int] = []
     summary = capture_with(
-        smollm2, make_drafter(plan.drafter, smollm2), prompts, plan, lambda done, total, n: tokens.append(n)
+        target, make_drafter(plan.drafter, target), chosen, plan, lambda done, total, n: tokens.append(n)
     )
     trace = read_trace(plan.out)
-    assert len(trace.request_records()) == PROMPTS and summary.accepted > summary.steps
+    assert len(trace.request_records()) == 3 * prompts and summary.accepted > summary.steps
     for request in trace.request_records():
-        expected = generate(smollm2.model, request.prompt_ids, LIMIT)
+        expected = generate(target.model, request.prompt_ids, LIMIT)
         found: list[int] = []
         steps = trace.steps_of(request.request_id)
         for step, after in zip(steps, [*steps[1:], None], strict=True):

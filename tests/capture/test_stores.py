@@ -6,8 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,10 @@ from asdsim.trace.manifest import MANIFEST, Manifest
 from tests.capture.test_cli import usual
 from tests.capture.test_cover_kill import K, content, models
 from tests.conftest import KEY, S3, SECRET
+from tests.support.forks import Forks
 from tests.support.tracefiles import difference
 
 pytest.importorskip("upath")
-ROOT = Path(__file__).parents[2]
 SETTINGS = Grid.product([0, 1, 4], [0.25, 2], [1, 3])
 GRID = ("--B", "0,4", "--g", ".5", "--M", "2")
 
@@ -73,24 +71,6 @@ def test_a_capture_covered_verified_and_joined_in_a_store(
         assert word not in printed and not [name for name, data in s3.read().items() if word.encode() in data]
 
 
-# Imports once and has no thread, then forks one child per attempt.
-SERVER = """
-import os, sys
-from tests.capture.test_stores import WORK
-print("ready", flush=True)
-for line in sys.stdin:
-    name, place = line.split()
-    child = os.fork()
-    if child == 0:
-        try:
-            WORK[name](place)
-        finally:
-            os._exit(0)
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
 def capture_into(place: str) -> None:
     target, drafter = models()
     manifest = Manifest(
@@ -110,40 +90,27 @@ def cover_at(place: str) -> None:
         assert cover_with(writer, models(), SETTINGS, batch=3).complete
 
 
-WORK = {"capture": capture_into, "cover": cover_at}
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_a_capture_and_a_cover_killed_at_random_moments(tmp_path: Path, s3: S3) -> None:
     """Four times each, counted in requests to the store; then they go on, and nothing is lost or twice."""
     local, url, rng, kills = str(tmp_path / "t"), f"{s3.url}/t", random.Random(1), 0
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert server.stdin is not None and server.stdout is not None
-    assert server.stdout.readline() == "ready\n"
-    try:
-        for name, work in WORK.items():
+    with Forks(__name__) as forks:
+        for work in (capture_into, cover_at):
             work(local)
             for _ in range(4):
                 puts = written(s3) + rng.randint(1, 9)
-                server.stdin.write(f"{name} {url}\n")
-                server.stdin.flush()
-                child = int(server.stdout.readline())
-                until = time.monotonic() + 20
-                while written(s3) < puts and time.monotonic() < until:
-                    time.sleep(0.002)
-                with contextlib.suppress(ProcessLookupError):
+                child = forks.start(work.__name__, url)
+                with contextlib.suppress(ProcessLookupError):  # done before the signal
+                    while written(s3) < puts:
+                        os.kill(child, 0)
+                        time.sleep(0.002)
                     os.kill(child, signal.SIGKILL)
-                kills += int(server.stdout.readline()) == -signal.SIGKILL
+                kills += forks.wait() == -signal.SIGKILL
                 if MANIFEST in names_in(to_path(url)):  # whatever the moment, what is there is whole
                     found = read_trace(url).request_ids()
                     assert found == [f"toy/{n}" for n in range(len(found))]
             work(url)
-    finally:
-        server.stdin.close()
-        server.wait(60)
     assert kills >= 5
     assert content(to_path(url)) == content(Path(local))
     assert read_trace(url).manifest.grids == read_trace(local).manifest.grids

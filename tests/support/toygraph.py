@@ -7,6 +7,7 @@ multiples of 1/8 (many near-ties and exact ties) or arbitrary floats.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,13 @@ from asdsim.records import NO_PARENT, RequestRecord, StepRecord
 TOP_K = 8
 
 
+@lru_cache(1 << 16)
 def toy_row(seed: int, prefix: tuple[int, ...], vocab: int, grain: float) -> np.ndarray:
-    """Return the logits float32 (vocab,) that a hash of the prefix gives."""
+    """Return the logits float32 (vocab,) that a hash of the prefix gives; read only, since they are kept."""
     row = np.random.default_rng([seed, len(prefix), *prefix]).normal(0.0, 2.0, vocab)
-    return (np.round(row / grain) * grain if grain else row).astype(np.float32)
+    row = (np.round(row / grain) * grain if grain else row).astype(np.float32)
+    row.flags.writeable = False
+    return row
 
 
 def toy_step(

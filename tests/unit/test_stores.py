@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,11 +26,11 @@ from asdsim.trace.manifest import MANIFEST
 from asdsim.trace.store import FOLDER
 from asdsim.trace.writer import WRITER
 from tests.conftest import S3
+from tests.support.forks import Forks
 from tests.support.toytrace import RAGGED, ToyModel, toy_manifest, toy_requests, write_toy_trace
 from tests.support.tracefiles import difference
 
 pytest.importorskip("upath")
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -289,53 +288,45 @@ def test_readers_see_a_whole_trace_at_any_time(s3: S3) -> None:
     assert read_trace(folder).request_ids() == names
 
 
-WRITE = """
-import sys
-from asdsim.trace import TraceWriter
-from tests.support.toytrace import RAGGED, toy_manifest, toy_requests
-
-requests = toy_requests(count=8)
-with TraceWriter.resume(sys.argv[1], toy_manifest()) as writer:
-    print("open", flush=True)
-    for request in requests:
-        if request.request_id not in writer.completed:
-            writer.add_request(request, RAGGED.decode(request))
-            writer.flush()
-            print("stored", flush=True)
-"""
+def write(folder: str) -> None:
+    with TraceWriter.resume(folder, toy_manifest()) as writer:
+        print("open", flush=True)
+        for request in toy_requests(count=8):
+            if request.request_id not in writer.completed:
+                writer.add_request(request, RAGGED.decode(request))
+                writer.flush()
+                print("stored", flush=True)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_killed_at_random_moments_and_resumed(s3: S3, tmp_path: Path) -> None:
     """At least six kills; whatever is there after each is a valid trace, and at the end nothing is lost or twice."""
     write_toy_trace(tmp_path / "whole", count=8)
     expected = read_trace(tmp_path / "whole")
     folder, rng, kills, partial = to_path(s3.url) / "t", random.Random(5), 0, 0
-    while True:
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITE, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        if kills < 6:
-            for _ in range(rng.randint(1, 3)):
-                process.stdout.readline()
-            time.sleep(rng.uniform(0.0, 0.1))
-            process.send_signal(signal.SIGKILL)
-        code = process.wait(60)
-        process.stdout.close()
-        if code == 0 and kills >= 6:
-            break
-        if code == 0:  # done before the signal: begin again
-            assert difference(read_trace(folder), expected) is None
-            folder = folder.with_name(f"t{kills}")
-            continue
-        assert code == -signal.SIGKILL
-        kills += 1
-        if (folder / MANIFEST).exists():
-            found = read_trace(folder).request_ids()
-            assert found == expected.request_ids()[: len(found)]
-            partial += 0 < len(found) < 8
+    with Forks(__name__) as forks:
+        while True:
+            child = forks.start("write", folder)
+            if kills < 6:
+                for _ in range(rng.randint(1, 3)):
+                    forks.line()
+                time.sleep(rng.uniform(0.0, 0.1))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            code = forks.wait()
+            if code == 0 and kills >= 6:
+                break
+            if code == 0:  # done before the signal: begin again
+                assert difference(read_trace(folder), expected) is None
+                folder = folder.with_name(f"t{kills}")
+                continue
+            assert code == -signal.SIGKILL
+            kills += 1
+            if (folder / MANIFEST).exists():
+                found = read_trace(folder).request_ids()
+                assert found == expected.request_ids()[: len(found)]
+                partial += 0 < len(found) < 8
     assert partial >= 1
     found = read_trace(folder)
     assert found.request_ids() == expected.request_ids() and difference(found, expected) is None
