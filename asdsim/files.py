@@ -156,6 +156,10 @@ def read_octets(file: Path, most: int | None = None) -> bytes:
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
+STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
+"""Names that may lead to a regular file, but not to one of this directory. Not /dev/shm, which holds ordinary files."""
+
+
 def write_atomically(file: Path, data: bytes | memoryview | str) -> None:
     """Write a file so that its name stands for all of ``data`` (text as UTF-8) or for what it was before.
 
@@ -181,7 +185,7 @@ def write_made(file: Path, fill: Callable[[BinaryIO], Any]) -> None:
         _put(file, held.getvalue())
         return
     file = Path(file)
-    if str(file).startswith(("/dev/", "/proc/")) or _is_stream(file):
+    if str(file).startswith(STREAMS) or _is_stream(file):
         with open(file, "wb") as handle:
             fill(handle)
         return

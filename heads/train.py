@@ -205,7 +205,7 @@ class Tape:
     def __init__(self) -> None:
         self.entries: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Append; return all."""
         if layer in self.entries:
             before = self.entries[layer]

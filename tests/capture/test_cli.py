@@ -232,8 +232,8 @@ def test_ctrl_c_keeps_what_is_done_and_resume_finishes(saved: Path, tmp_path: Pa
     plain = usual(saved, tmp_path / "whole", "--limit", 6)
     assert run(capsys, *plain)[0] == 0
 
-    def stop(done: int, total: int, tokens: int) -> None:
-        if done == 3:
+    def stop(what: str, done: int, total: int, tokens: int) -> None:
+        if what == "capture" and done == 3:
             raise KeyboardInterrupt
 
     fields: dict[str, Any] = {"target": str(saved / "model"), "drafter": "layer-skip:1"}

@@ -40,10 +40,7 @@ def hold(target: Any, folder: Path, prompts: int) -> None:
         limit=prompts, max_new_tokens=LIMIT, policy=Policy(0, 0.25, 2),
     )  # fmt: skip
     chosen = load_prompts(plan.task, limit=plan.limit)
-    tokens: list[int] = []
-    summary = capture_with(
-        target, make_drafter(plan.drafter, target), chosen, plan, lambda done, total, n: tokens.append(n)
-    )
+    summary = capture_with(target, make_drafter(plan.drafter, target), chosen, plan)
     trace = read_trace(plan.out)
     assert len(trace.request_records()) == 3 * prompts and summary.accepted > summary.steps
     for request in trace.request_records():

@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -96,6 +97,16 @@ def test_two_writers_never_tear_a_file(tmp_path):
     for thread in threads:
         thread.join()
     assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs /dev/shm")
+def test_files_in_shared_memory_are_whole_or_not_at_all_too() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        file = Path(folder) / "a"
+        file.write_bytes(b"before")
+        seen: list[bytes] = []
+        write_made(file, lambda handle: (handle.write(b"after"), handle.flush(), seen.append(file.read_bytes())))
+        assert seen == [b"before"] and file.read_bytes() == b"after" and os.listdir(folder) == ["a"]
 
 
 def test_a_pipe_or_device_is_written_to_not_replaced(tmp_path):
