@@ -68,6 +68,7 @@ JOIN = "tests/unit/test_join.py"
 CONVERT = "tests/cli/test_convert.py"
 FILES = "tests/unit/test_files.py"
 PROMPTS = "tests/capture/test_prompts.py"
+STORE = "tests/unit/test_store.py"
 OPTIONS = "tests/cli/test_options.py"
 RULES = "tests/cli/test_rules.py"
 
@@ -502,8 +503,15 @@ MUTANTS = [
         ("np.maximum(self._best, np.exp", "np.minimum(self._best, np.exp"),
     ]),
     *changes("asdsim/capture/tasks/__init__.py", PROMPTS, [
-        ("if prompt.id in seen:", "if False:"),
+        ("if ids[row] in seen:", "if False:"),
         ("not known and not Path", "Path"),
+        ("end if shuffle is None else None", "end"),
+        ("rows = rows[offset:end]", "rows = rows[:end]"),
+    ]),
+    *changes("asdsim/trace/groups.py", STORE, [
+        ("(lowest < needed.stop and highest >= needed.start)", "(lowest < needed.stop and highest > needed.start)"),
+        ("stream.until(needed.start)", "stream.until(0)"),
+        ("(weight * each)", "each"),
     ]),
     *changes("asdsim/capture/prompts.py", PROMPTS, [
         ("while ids[:2] == [bos, bos]:", "if ids[:2] == [bos, bos]:"),
