@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from ..engines.processes import value_of_first
 from ..engines.protocol import Drafter, DrafterSession, Logits, Proposal, Target, TargetSession
-from ..interrupt import uninterrupted
 from ..records import MemoryTrace, RequestRecord, StepRecord
 from ..trace.graph import Graph, build_graph
+from ..trace.interrupt import uninterrupted
 from ..trace.tokens import edge_tokens
 from .loop import check_proposal
 from .record import Recorder, scan

@@ -21,11 +21,11 @@ from ..engines.processes import own_directory, rank, value_of_first
 from ..engines.transformers.load import BUILT_IN, DTYPES, check_name, check_placing
 from ..errors import CaptureError, Problems, UsageError, unknown_name
 from ..files import names_in, reaching
-from ..interrupt import uninterrupted
 from ..provenance import software
 from ..records import RequestRecord
 from ..rules.settings import STRICT, Policy
 from ..stats import ratio_interval
+from ..trace.interrupt import uninterrupted
 from ..trace.join import NOTE, parse_shard, shard_path
 from ..trace.manifest import MANIFEST, PLANNED, TIMING, Manifest
 from ..trace.reader import load_manifest

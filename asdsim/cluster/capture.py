@@ -14,8 +14,8 @@ from ..capture.run import Plan, Progress, Run, Summary, load, silent
 from ..capture.tasks import Prompt
 from ..capture.vocabulary import grown_vocabulary
 from ..errors import CaptureError, UsageError
-from ..interrupt import uninterrupted
 from ..records import RequestRecord
+from ..trace.interrupt import uninterrupted
 from ..trace.manifest import MANIFEST, TIMING, Manifest, Shard, first_difference
 from ..trace.parts import OwnedTrace, PartWriter
 from ..trace.reader import load_manifest

@@ -15,9 +15,9 @@ from typing import Any
 from ..capture.cover import Progress
 from ..capture.reload import Placing, check_exact, load_pair
 from ..capture.vocabulary import grown_vocabulary
-from ..interrupt import uninterrupted
 from ..live.cover import at_each_length, cover_requests, note_covered, note_faithful
 from ..rules.settings import Grid, Schedule
+from ..trace.interrupt import uninterrupted
 from ..trace.manifest import Manifest, Shard
 from ..trace.parts import OwnedTrace, PartWriter, PlacesOf, find_places
 from ..trace.reader import load_manifest

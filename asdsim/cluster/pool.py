@@ -295,7 +295,7 @@ class Pool:
         """Take what a replica answered: its result, its error, or nothing at all."""
         import ray
 
-        from ..interrupt import uninterrupted
+        from ..trace.interrupt import uninterrupted
 
         seat = self._refs.pop(ref)
         items, seat.items = seat.items, []

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..interrupt import uninterrupted
 from .groups import StreamedTrace
+from .interrupt import uninterrupted
 from .stored import Trace
 
 LEAST = 2
