@@ -105,6 +105,11 @@ MUTANTS = [
         ("taken += text_bytes(raw)", "pass"),
         ("check_fits(folder, manifest)", "pass"),
     ]),
+    *changes("asdsim/trace/tables.py", MEMORY, [
+        ("read_row_group(group, columns, use_threads=False)", "read_row_group(group, columns)"),
+        ("parquet.read(columns, use_threads=False)", "parquet.read(columns)"),
+        (", pre_buffer=False)", ")"),
+    ]),
     *changes("asdsim/trace/sizes.py", MEMORY, [
         ("width * max(chunk.num_values, rows.num_rows)", "width * rows.num_rows"),
     ]),

@@ -128,13 +128,14 @@ def read_sweep(path: Path) -> tuple[pl.DataFrame, dict[str, Any]]:
     """
     import polars as pl
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from ..errors import UsageError
+    from ..trace.tables import open_parquet, read_columns
 
     fix = "give a .parquet table that `asdsim replay -o` wrote, or a trace directory"
     try:
-        table = pq.read_table(pa.BufferReader(read_octets(path)))
+        with open_parquet(read_octets(path)) as parquet:
+            table = read_columns(parquet)
         made_from = json.loads((table.schema.metadata or {}).get(b"asdsim", b"{}"))
         frame = pl.from_arrow(table)
     except (OSError, pa.ArrowException, ValueError, pl.exceptions.PolarsError) as error:

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..errors import TraceError
 from ..files import to_path
@@ -35,7 +34,7 @@ from .rows import request_rows
 from .schema import TABLES, file_schema, table_schema
 from .sizes import EXPANSION, RESTORE, ROOM, check_size, unpacked_bytes
 from .stored import Part, Source, Trace, request_records
-from .tables import Array, to_numpy
+from .tables import Array, open_parquet, read_columns, to_numpy
 
 Int64 = npt.NDArray[np.int64]
 
@@ -195,11 +194,11 @@ class StreamedTrace(Source):
         """Yield the request of each row of a shard, a row group at a time: not verified, so a hint of where to look."""
         file, expected = self.path / shard.name, file_schema(shard.table, self.manifest.top_k)
         try:
-            with file.open("rb") as handle, pq.ParquetFile(handle, read_dictionary=["request_id"]) as parquet:
+            with file.open("rb") as handle, open_parquet(handle, ["request_id"]) as parquet:
                 if parquet.metadata.schema.to_arrow_schema().remove_metadata().equals(expected):
                     check_size(unpacked_bytes(parquet.metadata, expected), ROOM + EXPANSION * shard.bytes, file)
                     for group in range(parquet.num_row_groups):
-                        keys = parquet.read_row_group(group, columns=["request_id"])
+                        keys = read_columns(parquet, group, ["request_id"])
                         yield request_rows(Part(keys, shard.name), self._known, self.path)
                     return
         except (pa.ArrowException, OSError, ValueError):

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..errors import TraceError
 from ..files import reason_of, shown
@@ -26,7 +25,7 @@ from .manifest import NEXT_SHARD, PLANNED, SHARD_NAME, Manifest, Shard
 from .reader import Part, Trace, build_trace, changed, load_manifest, read_shard
 from .schema import TABLES, table_schema
 from .sizes import RESTORE
-from .tables import to_numpy
+from .tables import open_parquet, read_columns, to_numpy
 from .writer import TraceWriter
 
 RESERVED = 4096
@@ -292,8 +291,8 @@ def _find(folder: Path, manifest: Manifest) -> Places:
         names = ["request_id", "wave"] if shard.table == "steps" else ["request_id"]
         file = folder / shard.name
         try:
-            with file.open("rb") as handle:
-                table = pq.read_table(handle, columns=names, read_dictionary=["request_id"])
+            with file.open("rb") as handle, open_parquet(handle, ["request_id"]) as parquet:
+                table = read_columns(parquet, columns=names)
         except Exception as error:
             reason = reason_of(error)  # also of what the library of a store raises
             if not reason and not isinstance(error, (pa.ArrowException, ValueError, KeyError)):

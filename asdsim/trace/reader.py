@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..errors import TraceError
 from ..files import is_remote, read_octets, reason_of, shown, to_path
@@ -23,7 +22,7 @@ from .rows import Positions, request_rows
 from .schema import file_schema, table_schema
 from .sizes import EXPANSION, RESTORE, ROOM, check_size, text_bytes, unpacked_bytes
 from .stored import Origin, Part, Trace
-from .tables import Array, to_numpy, unpack
+from .tables import Array, open_parquet, read_columns, to_numpy, unpack
 
 
 def read_trace(path: str | os.PathLike[str], *, verify: bool = True) -> Trace:
@@ -114,7 +113,7 @@ def read_shard(
     expected = file_schema(shard.table, top_k)
     texts = [field.name for field in expected if pa.types.is_string(field.type)]
     try:
-        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True, read_dictionary=texts) as parquet:
+        with open_parquet(data, texts) as parquet:
             schema = parquet.metadata.schema.to_arrow_schema()
             if not schema.remove_metadata().equals(expected):
                 raise TraceError(_schema_difference(schema, expected), where=str(file), fix=RESTORE)
@@ -131,7 +130,7 @@ def read_shard(
                 if only is not None and group not in only:
                     first += parquet.metadata.row_group(group).num_rows
                     continue
-                raw = parquet.read_row_group(group)
+                raw = read_columns(parquet, group)
                 taken += text_bytes(raw)
                 check_size(taken, room, file)
                 raw = raw.cast(expected) if shard.table == "requests" else raw

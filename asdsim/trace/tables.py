@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ..errors import TraceError
 from ..records import NO_PARENT, RequestRecord, StepRecord
 from .schema import BEYOND_TOP, DIVERGENCES, IMPLIED, SPREAD, columns_of, file_schema, spread_names, table_schema
 
 Array = npt.NDArray[Any]
+
+
+def open_parquet(source: bytes | BinaryIO, texts: Sequence[str] = ()) -> pq.ParquetFile:
+    """Open a Parquet file; columns named in ``texts`` are read as dictionaries. Read it with :func:`read_columns`."""
+    where = pa.BufferReader(source) if isinstance(source, bytes) else source
+    return pq.ParquetFile(where, read_dictionary=list(texts), page_checksum_verification=True, pre_buffer=False)
+
+
+def read_columns(parquet: pq.ParquetFile, group: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read all columns or some, of one row group or of all, in this thread alone.
+
+    A thread of Arrow may let go of ``source`` after the read has returned. It needs the interpreter for that, and
+    aborts the process if the interpreter is about to end: https://github.com/apache/arrow/issues/34314.
+    """
+    if group is None:
+        return parquet.read(columns, use_threads=False)
+    return parquet.read_row_group(group, columns, use_threads=False)
 
 
 def to_numpy(column: pa.ChunkedArray | pa.Array) -> Array:

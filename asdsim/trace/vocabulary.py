@@ -17,13 +17,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..errors import TraceError
 from ..files import Fields, read_octets, reason_of
 from .manifest import MANIFEST, VOCABULARY, Manifest
 from .sizes import EXPANSION, RESTORE, ROOM, check_size, text_bytes, unpacked_bytes
-from .tables import to_numpy
+from .tables import open_parquet, read_columns, to_numpy
 
 NAME = re.compile(r"vocabulary-[0-9a-f]{12}\.parquet")
 SCHEMA = pa.schema(
@@ -160,7 +159,7 @@ def read_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary | None:
 
 def _read_table(data: bytes, tokens: int, file: Path) -> pa.Table:
     """Read the table, once its metadata say that it is of the schema, has ``tokens`` rows and fits into memory."""
-    with pq.ParquetFile(pa.BufferReader(data), read_dictionary=["piece"]) as parquet:
+    with open_parquet(data, ["piece"]) as parquet:
         schema = parquet.metadata.schema.to_arrow_schema()
         if not schema.remove_metadata().equals(SCHEMA):
             raise TraceError("the vocabulary has other columns than id, piece, special", where=str(file), fix=RESTORE)
@@ -173,8 +172,8 @@ def _read_table(data: bytes, tokens: int, file: Path) -> pa.Table:
         check_size(unpacked_bytes(parquet.metadata, SCHEMA), room, file, "vocabulary")
         groups, taken = [], 0
         for group in range(parquet.num_row_groups):
-            raw = parquet.read_row_group(group)
+            raw = read_columns(parquet, group)
             taken += text_bytes(raw)
             check_size(taken, room, file, "vocabulary")
             groups.append(raw)
-        return pa.concat_tables(groups) if groups else parquet.read()
+        return pa.concat_tables(groups) if groups else read_columns(parquet)

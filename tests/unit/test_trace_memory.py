@@ -1,9 +1,11 @@
-"""A trace that does not fit, or pretends to be larger than it is, is refused before it is read."""
+"""A trace that does not fit, or pretends to be larger than it is, is refused before it is read; and how it is read."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +61,9 @@ def test_rows_that_a_file_of_its_size_cannot_hold_are_refused_unread(
     assert file.stat().st_size < 60_000
     read = pq.ParquetFile.read_row_group
 
-    def unless_positions(parquet: pq.ParquetFile, group: int) -> pa.Table:
+    def unless_positions(parquet: pq.ParquetFile, *args: Any, **kwargs: Any) -> pa.Table:
         assert "draft_id" not in parquet.schema_arrow.names, "expanded"
-        return read(parquet, group)
+        return read(parquet, *args, **kwargs)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", unless_positions)
     with pytest.raises(TraceError, match=r"positions-\d+.parquet: the shard expands to more than \d+ MiB"):
@@ -182,3 +184,26 @@ def test_every_edit_that_a_whole_read_refuses_one_in_groups_refuses_alike(tmp_pa
         with pytest.raises(TraceError) as in_groups:
             list(StreamedTrace(folder, rows=100).groups())
         assert str(in_groups.value) == str(whole.value), name
+
+
+READING = """
+import os, sys
+from pathlib import Path
+import pyarrow.compute, pyarrow.parquet
+from asdsim.trace.groups import StreamedTrace
+from asdsim.trace.parts import find_places
+from asdsim.trace.reader import read_trace
+path = Path(sys.argv[1])
+before = os.listdir("/proc/self/task")
+assert read_trace(path).vocabulary
+assert find_places(path).ids == StreamedTrace(path).request_ids()
+assert sum(group.positions.num_rows for group in StreamedTrace(path, rows=300).groups()) > 1000
+assert os.listdir("/proc/self/task") == before
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system lists no threads")
+def test_reading_starts_no_thread_that_could_abort_a_process_at_its_end() -> None:
+    trace = Path(__file__).parents[2] / "traces" / "smollm2-dspark"
+    done = subprocess.run([sys.executable, "-c", READING, str(trace)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
