@@ -9,13 +9,13 @@ import click
 
 from ..files import shown
 from .common import TracePath, config_option, json_option, print_json
-from .streaming import Streaming, stream_options
+from .streaming import Streaming, memory_option
 
 
 @click.command("inspect")
 @click.argument("trace", metavar="DIR", type=TracePath())
 @click.option("--no-checksums", is_flag=True, help="Skip the SHA-256 of the shards; everything else is still checked.")
-@stream_options
+@memory_option
 @json_option
 @config_option
 def command(trace: Path, no_checksums: bool, streaming: Streaming, as_json: bool) -> None:

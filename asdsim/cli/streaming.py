@@ -59,22 +59,29 @@ class Streaming:
         return trace
 
 
+def memory_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--memory``; the command gets ``streaming``, which keeps no graph."""
+    return _streamed(function, cache=False)
+
+
 def stream_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--memory`` and ``--no-cache``; the command gets them as ``streaming``."""
+    option = click.option(
+        "--no-cache", is_flag=True, help="Keep no graph of a large trace beside it for the next time."
+    )
+    return option(_streamed(function, cache=True))
 
+
+def _streamed(function: Callable[..., Any], cache: bool) -> Callable[..., Any]:
     @wraps(function)
     def command(**given: Any) -> Any:
-        memory, no_cache = given.pop("memory"), given.pop("no_cache")
+        memory = given.pop("memory")
+        keep = cache and not (given.pop("no_cache") or os.environ.get(NO_CACHE))
         if not 0 < memory < float("inf"):
             raise UsageError(f"--memory {memory:g} is no amount of memory", fix="give gigabytes, such as 2")
-        return function(streaming=Streaming(memory * 1e9, not (no_cache or os.environ.get(NO_CACHE))), **given)
+        return function(streaming=Streaming(memory * 1e9, keep), **given)
 
-    for option in (
-        click.option("--no-cache", is_flag=True,
-                     help="Keep no graph of a large trace beside it for the next time."),
-        click.option("--memory", default=2.0, show_default=True, metavar="GB",
-                     help="Memory to aim at on a trace that is read group by group: one of more than 524,288 "
-                          "positions."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    return click.option(
+        "--memory", default=2.0, show_default=True, metavar="GB",
+        help="Memory to aim at on a trace that is read group by group: one of more than 524,288 positions.",
+    )(command)  # fmt: skip

@@ -64,7 +64,7 @@ def test_smollm2(name: str) -> None:
     from asdsim.capture.reload import load_pair
 
     trace = asdsim.load(TRACES / f"smollm2-{name}")
-    models = load_pair(trace.manifest, offline=True)
+    models = load_pair(trace.manifest)
     tokens = 64 if name == "lookup" else 16  # it has little to look up at first
     records = [replace(record, max_new_tokens=tokens) for record in trace.request_records()[:1]]
     hold(models, records, 5, 2)

@@ -77,7 +77,7 @@ def test_the_committed_vocabulary_is_that_of_the_tokenizer() -> None:
     from asdsim.engines.transformers.text import load_tokenizer
 
     trace = asdsim.load(Path(__file__).parents[2] / "traces/smollm2-layerskip-k4")
-    tokenizer = load_tokenizer(trace.manifest.target, offline=True)
+    tokenizer = load_tokenizer(trace.manifest.target)
     assert trace.vocabulary is not None
     outputs = asdsim.replay(trace, B="0,8", g=0.5, M="1,2").outputs().tokens
     for tokens in [ids for of_request in outputs for ids in of_request]:
