@@ -551,9 +551,7 @@ def replay_grid(
     def walk(part: Grid) -> Walks:
         return walk_on(grid.layout, part)
 
-    # Settings that cut blocks are compared with strict matching on whole ones.
-    whole = grid.layout.whole if grid.layout.rule == "asd" else DEFAULT
-    strict = walk_on(whole, grid.strict) if grid.layout.cuts else None
+    strict = walk_on(grid.layout.of_strict, grid.strict) if grid.layout.cuts else None
     if not mode.has_walks:
         figures = _pooled_figures(
             whole_graph(graph, COPIES), grid, strict or walk(grid.strict), chosen, threads, progress

@@ -79,7 +79,7 @@ def resample_weights(requests: int, resamples: int = RESAMPLES, seed: int = 0) -
     return rng.multinomial(requests, np.full(requests, 1.0 / requests), resamples).astype(np.float64)
 
 
-PIECE_BYTES, HELD_BYTES = 64 << 20, 256 << 20
+PIECE_BYTES, HELD_BYTES = 16 << 20, 256 << 20
 """Of the weights of some resamples at a time; up to which all are held, a byte each, rather than drawn again."""
 
 

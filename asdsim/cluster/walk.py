@@ -23,7 +23,7 @@ from ..errors import TraceError, UsageError
 from ..evaluate.cost import PARTS
 from ..evaluate.quality import COUNTS, OF_OUTPUTS, Columns, Evaluator, Pairing, Scorer
 from ..result import Result
-from ..rules.scoring import DEFAULT, Layout
+from ..rules.scoring import Layout
 from ..rules.settings import Grid, Policy
 from ..trace.graph import Graph, Graphs, build_graph
 from ..trace.parts import Places, PlacesOf, find_places
@@ -107,10 +107,7 @@ class WalkReplica(Replica):
                 graphs[layout] = build_graph(trace, layout)
             return graphs[layout]
 
-        whole = grid.layout
-        if whole.width:  # settings that cut blocks are compared with strict matching on whole ones
-            whole = replace(whole, width=0) if whole.rule == "asd" else DEFAULT
-        strict = walk_grid(graph(whole), grid.strict, **how)
+        strict = walk_grid(graph(grid.layout.of_strict), grid.strict, **how)
         size = settings_at_once(len(trace.request_ids()))
         chunks = [
             counted(walk_grid(graph(grid.layout), grid[n : n + size], **how), strict, ask.off_trace)

@@ -266,15 +266,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 """Step times that ``--cost`` knows by name."""
 
 
+FITTED = 1 << 18
+"""Steps that a fit takes at most: three terms need no more, and all steps of a large trace would fill memory."""
+
+
 def fit_trace(trace: Source) -> CostModel:
-    """Fit a cost model to the timings of the captured path of a trace.
+    """Fit a cost model to the timings of the captured path of a trace, of some :data:`FITTED` steps of a large one.
 
     Raises
     ------
     UsageError
         If fewer than eight captured steps have timings.
     """
-    held, owner = trace.step_columns(["wave", "start_pos", "num_draft_tokens", *(f"{part}_us" for part in PARTS)])
+    names = ["wave", "start_pos", "num_draft_tokens", *(f"{part}_us" for part in PARTS)]
+    held, owner = trace.step_columns(names, FITTED)
     wave, start = held["wave"], held["start_pos"].astype(np.float64)
     drafted = held["num_draft_tokens"].astype(np.float64)
     prompt = trace.prompt_tokens.astype(np.float64)

@@ -128,6 +128,13 @@ class Layout:
         """The same on whole blocks."""
         return replace(self, width=0, threshold=0.0)
 
+    @property
+    def of_strict(self) -> Layout:
+        """Where strict matching is walked that settings are compared with: on whole blocks, even if these are cut."""
+        if not self.cuts:
+            return self
+        return self.whole if self.rule == "asd" else DEFAULT
+
     def __str__(self) -> str:
         if self.rule != "asd":
             return " ".join([self.rule, *(f"{name}={value}" for name, value in self.params)])

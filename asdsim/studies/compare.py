@@ -143,9 +143,13 @@ class Meter:
     trace : Trace
     off_trace, device, threads
         See :func:`compare`.
+    rules : sequence of str
+        Laid out in one pass over a trace that is read group by group; others take one each.
 
     Attributes
     ----------
+    stores : dict of Layout to GraphStore
+        Layouts of such a trace.
     paired : int64 (R,)
         Rows of the requests that are measured.
     strict : Measured
@@ -158,12 +162,15 @@ class Meter:
     """
 
     def __init__(
-        self, trace: Trace | StreamedTrace, off_trace: str = "pooled", device: str = "auto", threads: int = 0
-    ) -> None:
+        self, trace: Trace | StreamedTrace, off_trace: str = "pooled", device: str = "auto", threads: int = 0,
+        rules: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         off_trace_mode(off_trace)
         self.trace, self.off_trace, self.device, self.threads = trace, off_trace, device, threads
         self._latest: tuple[Layout, Graphs] | None = None
-        self._stores: dict[Layout, GraphStore] = {}
+        self.stores: dict[Layout, GraphStore] = {}
+        if isinstance(trace, StreamedTrace):
+            self._prepare(trace, ["strict", *rules])
         self.paired = np.arange(trace.num_requests)
         strict = self.measure(rule_grids("strict")[0])
         self.paired = np.flatnonzero(strict.exact[0])
@@ -174,20 +181,18 @@ class Meter:
             )  # fmt: skip
         self.strict = strict.requests(self.paired)
 
-    def prepare(self, names: Sequence[str]) -> None:
-        """Lay out a trace that is read group by group for all rules, in one pass over it."""
-        if isinstance(self.trace, StreamedTrace):
-            grids = [grid for name in names for grid in published(name, self.trace.manifest.num_draft_tokens)]
-            base = GraphStore(self.trace)
-            for layout in dict.fromkeys(grid.layout for grid in grids):
-                own = GraphStore(self.trace, layout, base=base if layout.blocks == DEFAULT.blocks else None)
-                self._stores[layout] = base if layout == DEFAULT else own
-            fill(list(self._stores.values()))
+    def _prepare(self, trace: StreamedTrace, names: Sequence[str]) -> None:
+        grids = [grid for name in names for grid in published(name, trace.manifest.num_draft_tokens)]
+        base = GraphStore(trace)
+        for layout in dict.fromkeys(grid.layout for grid in grids):
+            own = GraphStore(trace, layout, base=base if layout.blocks == DEFAULT.blocks else None)
+            self.stores[layout] = base if layout == DEFAULT else own
+        fill(list(self.stores.values()))
 
     def graph(self, layout: Layout) -> Graphs:
         """Return the trace under a layout; only the latest one is kept, since a comparison goes rule by rule."""
-        if layout in self._stores:
-            return self._stores[layout]
+        if layout in self.stores:
+            return self.stores[layout]
         if self._latest is None or self._latest[0] != layout:
             self._latest = layout, graph_of(self.trace, layout)
         return self._latest[1]
@@ -301,10 +306,9 @@ def compare(
         if name not in ("asd", *NAMES):
             raise unknown_name("rule", name, ["asd", *NAMES])
     cost = cost or cost_of_trace(trace)
-    meter = Meter(trace, off_trace, device, threads)
+    meter = Meter(trace, off_trace, device, threads, rules)
     comparison = Comparison([], risk, level, cost, off_trace)
     comparison.unpaired = trace.num_requests - len(meter.paired)
-    meter.prepare(list(dict.fromkeys(rules)))
     settings: dict[str, Measured] = {}
     for name in dict.fromkeys(rules):
         try:
@@ -320,19 +324,23 @@ def compare(
             comparison.skipped[name] = f"no {which} has {risk} <= {level:g}{hint}"
         else:
             settings[name] = setting
-    weights = stats.Draws(len(meter.paired), resamples, seed)
     # Only their values are shown, and accuracy has no bootstrap, so two draws are as good as any number.
-    judge = Evaluator(trace, cost=cost, scorer=scorer, resamples=2, device=device, threads=threads)
+    judge = Evaluator(trace, cost=cost, scorer=scorer, resamples=2, device=device, threads=threads, graphs=meter.stores)
+    figures = ["seconds_per_answer", "answer_speed_up"]
+    if scorer is not None:  # outputs of a trace that is read group by group take a pass
+        figures += ["ended_share", "accuracy", "accuracy_change"]
+    answers = {
+        name: judge.evaluate(setting.grid, figures=figures, requests=meter.paired.tolist())
+        for name, setting in settings.items()
+        if setting.exact.all()
+    }
+    weights = stats.Draws(len(meter.paired), resamples, seed)  # last: they take memory
     for name, setting in settings.items():
         row = _row(name, setting, meter, cost, weights)
-        if row["exact"]:
-            figures = ["seconds_per_answer", "answer_speed_up"]
-            if scorer is not None:  # outputs of a trace that is read group by group take a pass
-                figures += ["ended_share", "accuracy", "accuracy_change"]
-            quality = judge.evaluate(setting.grid, figures=figures, requests=meter.paired.tolist())
-            row |= _of_answers(quality)
+        if name in answers:
+            row |= _of_answers(answers[name])
             if scorer is not None:
-                comparison.about_scores = quality.about_scores()
+                comparison.about_scores = answers[name].about_scores()
         if name != "asd" and "asd" in settings:
             row |= _against(setting, settings["asd"], off_trace, weights)
         comparison.rows.append(row)

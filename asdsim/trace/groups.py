@@ -33,7 +33,7 @@ from .reader import build_trace, load_manifest, only_requests, read_shard
 from .rows import request_rows
 from .schema import TABLES, file_schema, table_schema
 from .sizes import EXPANSION, RESTORE, ROOM, check_size, unpacked_bytes
-from .stored import Part, Source, Trace, request_records
+from .stored import Part, Source, Trace, request_records, thinned
 from .tables import Array, open_parquet, read_columns, to_numpy
 
 Int64 = npt.NDArray[np.int64]
@@ -148,9 +148,12 @@ class StreamedTrace(Source):
         table = pa.concat_tables(kept).sort_by("request_index")
         return request_records({name: to_numpy(table[name]) for name in table.column_names})
 
-    def step_columns(self, names: Sequence[str]) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
+    def step_columns(
+        self, names: Sequence[str], most: int | None = None
+    ) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
         """Return some columns of ``steps`` of the whole trace, and the row of each step's request."""
         streams = self._streams("steps")
+        total, first = sum(shard.rows for shard in self.manifest.shards_of("steps")), 0
         columns: dict[str, list[Array]] = {name: [] for name in names}
         owners: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)]
         for end in self.bounds[1:]:
@@ -158,6 +161,7 @@ class StreamedTrace(Source):
             if parts:
                 owner = np.concatenate([request_rows(part, self._known, self.path) for part in parts])
                 order = np.lexsort((np.concatenate([to_numpy(part.table["step_id"]) for part in parts]), owner))
+                first, order = first + len(order), order[thinned(first, len(order), total, most)]
                 owners.append(owner[order])
                 for name in names:
                     columns[name].append(np.concatenate([to_numpy(part.table[name]) for part in parts])[order])
@@ -242,6 +246,7 @@ class StreamedTrace(Source):
                 parts.clear()
                 yield group
                 del group  # before the next one is read
+                pa.default_memory_pool().release_unused()  # it keeps what was freed, and others need memory too
             if self.progress:
                 self.progress(rows)
         for stream in (stream for table in TABLES for stream in streams[table] if whole):

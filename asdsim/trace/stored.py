@@ -24,6 +24,18 @@ BLOCK_DRAFTERS = ("dspark",)
 RECAPTURE = "the trace is damaged or was written by something else: restore it from a copy, or capture again"
 
 
+def thinned(first: int, number: int, total: int, most: int | None) -> slice | npt.NDArray[np.int64]:
+    """Return which of the rows ``first`` .. ``first + number - 1`` to keep, if about ``most`` of ``total`` are kept.
+
+    Fractions of multiples of the golden ratio lie evenly spread, also those of every n-th multiple: no step of a
+    request is preferred, however regular requests are.
+    """
+    if most is None or total <= most:
+        return slice(None)
+    fractions = np.arange(first, first + number, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # of 2^64
+    return np.flatnonzero(fractions < np.uint64((most << 64) // total))
+
+
 class Source:
     """What is known of a trace without its rows."""
 
@@ -60,8 +72,13 @@ class Source:
         """Return all requests as records."""
         raise NotImplementedError
 
-    def step_columns(self, names: Sequence[str]) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
-        """Return some columns of ``steps`` as :meth:`Trace.column` does, and the row of each step's request."""
+    def step_columns(
+        self, names: Sequence[str], most: int | None = None
+    ) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
+        """Return some columns of ``steps`` as :meth:`Trace.column` does, and the row of each step's request.
+
+        With ``most``, of about so many steps, spread evenly over the trace: see :func:`thinned`.
+        """
         raise NotImplementedError
 
     def check_length(self, K: int) -> None:
@@ -163,9 +180,13 @@ class Trace(Source):
         """Return the ids of all requests, in the order of capture."""
         return list(self.column("requests", "request_id"))
 
-    def step_columns(self, names: Sequence[str]) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
-        """Return some columns of ``steps``, and the row of each step's request."""
-        return {name: self.column("steps", name) for name in names}, self.step_request
+    def step_columns(
+        self, names: Sequence[str], most: int | None = None
+    ) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
+        """Return some columns of ``steps``, and the row of each step's request; of about ``most`` steps."""
+        total = self.steps.num_rows
+        kept = thinned(0, total, total, most)
+        return {name: self.column("steps", name)[kept] for name in names}, self.step_request[kept]
 
     def request_row(self, request_id: str) -> int:
         """Return the row of a request in ``requests``.

@@ -21,6 +21,7 @@ from asdsim.trace.fits import available_memory, check_fits, estimated_bytes
 from asdsim.trace.groups import StreamedTrace
 from asdsim.trace.reader import load_manifest
 from asdsim.trace.schema import TABLES
+from asdsim.trace.stored import thinned
 from tests.support.toytrace import RAGGED, ToyModel, write_toy_trace
 from tests.support.tracefiles import sign_shard
 
@@ -168,6 +169,20 @@ def test_a_trace_read_in_groups_has_the_same_rows_and_summary(tmp_path: Path, sh
     mine, owner = streamed.step_columns(names)
     assert all(np.array_equal(mine[name], whole.column("steps", name)) for name in names)
     assert np.array_equal(owner, whole.step_request)
+    mine, owner = streamed.step_columns(["start_pos", "step_id"], 50)
+    theirs, others = whole.step_columns(["start_pos", "step_id"], 50)
+    assert all(np.array_equal(mine[name], theirs[name]) for name in mine) and np.array_equal(owner, others)
+    assert len(owner) in range(45, 56) and whole.steps.num_rows == 99
+
+
+@pytest.mark.parametrize("every", [1, 7, 60])
+def test_steps_that_are_kept_lie_evenly_in_requests_of_any_length(every: int) -> None:
+    parts = [thinned(first, 10_000, 600_000, 20_000) for first in range(0, 600_000, 10_000)]
+    kept = np.concatenate([first + part for first, part in zip(range(0, 600_000, 10_000), parts, strict=True)])
+    assert np.array_equal(kept, thinned(0, 600_000, 600_000, 20_000))
+    share = np.bincount(kept % every) / (600_000 / every)
+    assert np.abs(share - 1 / 30).max() < 0.001
+    assert thinned(5, 10, 100, 100) == thinned(5, 10, 100, None) == slice(None)
 
 
 def test_every_edit_that_a_whole_read_refuses_one_in_groups_refuses_alike(tmp_path: Path) -> None:
