@@ -1,6 +1,7 @@
 # Everything runs in .venv, which is made on first use. All that is needed is make and Python 3.11 or newer.
 #   make demo      capture three prompts of a real model, replay a grid, draw
 #   make test      linters, types, import rules, tests
+#   make slow      tests that take long: processes killed at random moments, how often intervals cover the truth
 #   make figures   redraw figures/ from the committed traces (analysis/figures_*.py)
 #   make gpu       the checks that need a CUDA device
 #   make engines   asdsim inside vLLM on CPU, in an environment of its own (3.4 GB on the first run)
@@ -9,7 +10,6 @@
 #   make bench     timings beside plain Python, torch and numpy (make micro: of the walk's pieces)
 #   make docs      the site, in docs/_build; a warning or a broken link between pages is an error
 #   make mutants   would the tests notice small changes of meaning (some ten minutes; MUTANTS="studies cli" for a part)
-#   make statistics  do intervals cover the truth as often as they say; long runs of two tests (three minutes)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -27,15 +27,15 @@ PYTEST_ARGS ?=
 
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba
 export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
-test gpu browser cluster statistics: export OMP_NUM_THREADS := 1
+test slow gpu browser cluster: export OMP_NUM_THREADS := 1
 # No test may reach a model hub.
-test gpu browser cluster statistics: export HF_HUB_OFFLINE := 1
-test gpu browser cluster statistics: export TRANSFORMERS_OFFLINE := 1
-test gpu browser cluster statistics: export HF_DATASETS_OFFLINE := 1
+test slow gpu browser cluster: export HF_HUB_OFFLINE := 1
+test slow gpu browser cluster: export TRANSFORMERS_OFFLINE := 1
+test slow gpu browser cluster: export HF_DATASETS_OFFLINE := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test lint docs figures gpu engines cluster bench micro mutants statistics clean
+.PHONY: help demo test lint docs figures gpu engines cluster bench micro mutants slow clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -44,7 +44,10 @@ demo: $(RUN_READY)
 	$(BIN)/asdsim demo -o demo-out
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -p no:benchmark $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -p no:benchmark -m 'not slow' $(PYTEST_ARGS)
+
+slow: $(DEV_READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -p no:benchmark -m slow $(PYTEST_ARGS)
 
 lint: $(DEV_READY)
 	$(BIN)/ruff check .
@@ -73,9 +76,6 @@ browser: $(DEV_READY)
 
 cluster: $(DEV_READY)
 	$(BIN)/python -m pytest tests/cluster -s -o python_files='check_*.py' $(PYTEST_ARGS)
-
-statistics: $(DEV_READY)
-	$(BIN)/python -m pytest tests/statistics -s -o python_files='check_*.py' $(PYTEST_ARGS)
 
 mutants: $(DEV_READY)
 	$(BIN)/python tests/mutants.py $(MUTANTS)

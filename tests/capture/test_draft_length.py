@@ -58,7 +58,7 @@ def test_toys(short: int) -> None:
 
 
 @pytest.mark.smollm2
-@pytest.mark.parametrize("name", ["lookup", "layerskip", "medusa", "eagle3"])
+@pytest.mark.parametrize("name", [pytest.param("lookup", marks=pytest.mark.slow), "layerskip", "medusa", "eagle3"])
 def test_smollm2(name: str) -> None:
     import asdsim
     from asdsim.capture.reload import load_pair

@@ -67,6 +67,7 @@ def folder_in_memory(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 def test_killed_at_random_moments_and_resumed(saved: Path, folder_in_memory: Path) -> None:
     tmp_path = folder_in_memory

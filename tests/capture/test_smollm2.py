@@ -22,13 +22,8 @@ def smollm2() -> Any:
     return load_target("smollm2-135m")
 
 
-def test_zero_budget_is_what_generate_decodes(smollm2: Any, tmp_path: Path) -> None:
-    """A prompt of each set; ``make statistics`` takes two."""
-    hold(smollm2, tmp_path, 1)
-
-
-def hold(target: Any, folder: Path, prompts: int) -> None:
-    """Capture at B = 0, ``prompts`` of each set, and compare the tokens with those of ``generate``."""
+@pytest.mark.parametrize("prompts", [1, pytest.param(2, marks=pytest.mark.slow)])  # of each set
+def test_zero_budget_is_what_generate_decodes(smollm2: Any, tmp_path: Path, prompts: int) -> None:
     from asdsim.capture.drafters import make_drafter
     from asdsim.capture.run import Plan, capture_with
     from asdsim.capture.tasks import load_prompts
@@ -36,15 +31,15 @@ def hold(target: Any, folder: Path, prompts: int) -> None:
     from asdsim.trace import read_trace
 
     plan = Plan(
-        out=folder / "t", target="smollm2-135m", drafter="layer-skip", task="gsm8k,humaneval,mt-bench",
+        out=tmp_path / "t", target="smollm2-135m", drafter="layer-skip", task="gsm8k,humaneval,mt-bench",
         limit=prompts, max_new_tokens=LIMIT, policy=Policy(0, 0.25, 2),
     )  # fmt: skip
     chosen = load_prompts(plan.task, limit=plan.limit)
-    summary = capture_with(target, make_drafter(plan.drafter, target), chosen, plan)
+    summary = capture_with(smollm2, make_drafter(plan.drafter, smollm2), chosen, plan)
     trace = read_trace(plan.out)
     assert len(trace.request_records()) == 3 * prompts and summary.accepted > summary.steps
     for request in trace.request_records():
-        expected = generate(target.model, request.prompt_ids, LIMIT)
+        expected = generate(smollm2.model, request.prompt_ids, LIMIT)
         found: list[int] = []
         steps = trace.steps_of(request.request_id)
         for step, after in zip(steps, [*steps[1:], None], strict=True):

@@ -15,14 +15,10 @@ from tests.twins.blocks import Tables, cases, decided, walked
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_block_is_decided_alike(tmp_path: Path) -> None:
-    """Ten thousand; ``make statistics`` draws ten times as many."""
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("blocks", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_every_block_is_decided_alike(tmp_path: Path, blocks: int) -> None:
     pytest.importorskip("numba_cuda")
-    hold(10_000, tmp_path)
-
-
-def hold(blocks: int, tmp_path: Path) -> None:
-    """Draw blocks, and hold what oracle, compiled walk and simulator decide against each other."""
     parts = 2  # the simulator is slow: two processes
     simulators = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Are verdicts on a margin wrong no more often than they say? Run by `make statistics`."""
+"""Are verdicts on a margin wrong no more often than they say? Run by `make slow`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from asdsim.stats import MarginBets, within_margin
 
+pytestmark = pytest.mark.slow
 ALPHA = 0.05
 
 

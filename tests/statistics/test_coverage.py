@@ -1,4 +1,4 @@
-"""Do 95 % intervals cover the truth in 93 to 97 of 100 cases? Run by `make statistics`, apart from the unit tests.
+"""Do 95 % intervals cover the truth in 93 to 97 of 100 cases? Run by `make slow`.
 
 Two thousand samples are drawn from a population whose truth is known: requests of synthetic traces, walked under
 settings of ASD, with the ratio over the whole population as truth; and requests from a model with a truth in closed
@@ -19,6 +19,7 @@ from asdsim.trace.graph import build_graph
 from asdsim.walk.sweep import walk_grid
 from tests.support.toygraph import toy_requests
 
+pytestmark = pytest.mark.slow
 TRIALS = 2000
 POPULATION = 4000
 NAMES = ("mean_acceptance_length", "accepted_per_proposal", "acceptance_length_gain", "regret_per_token",
