@@ -200,7 +200,15 @@ MUTANTS = [
         ('np.argmax(doubted, axis=1) + (layout.stop == "after")', "np.argmax(doubted, axis=1)"),
         ("np.cumsum(given, axis=1)", "given"),
         ("np.where(doubted.any(axis=1), kept, length)", "kept"),
+    ]),
+    *changes("asdsim/rules/scoring.py", "tests/unit/test_draft_length.py", [
+        ('return self.whole if self.rule == "asd" else DEFAULT', "return self.whole"),
         ("return replace(self, width=0, threshold=0.0)", "return replace(self, width=0)"),
+        ("if not self.cuts:", "if not self.width:"),
+    ]),
+    *changes("asdsim/trace/stored.py", MEMORY, [
+        ("fractions < np.uint64((most << 64) // total)", "fractions < np.uint64((most << 63) // total)"),
+        ("np.arange(first, first + number, dtype=np.uint64)", "np.arange(number, dtype=np.uint64)"),
     ]),
     *changes("asdsim/trace/graph.py", THRESHOLD, [
         ("np.minimum(verified + np.int32(1), most)", "verified + np.int32(1)"),

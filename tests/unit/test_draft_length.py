@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import asdsim
 from asdsim.errors import TraceError, UsageError
+from asdsim.rules.scoring import Layout
 from asdsim.rules.settings import Grid, parse_lengths
 from asdsim.studies.frozen import how_to_cover, setting_record
 from asdsim.trace.covered import covered_grids, grid_entry
@@ -79,13 +81,16 @@ def test_whole_blocks_are_the_longest_cut() -> None:
         assert np.array_equal(values, cut.columns[name], equal_nan=True), name
 
 
-def test_strict_on_whole_blocks_is_the_baseline_of_every_length() -> None:
-    trace = asdsim.load(TRACES / "smollm2-lookup")
+@pytest.mark.parametrize(("name", "cuts"), [("lookup", {"K": 2}), ("eagle3", {"draft_threshold": 0.6})])
+def test_strict_on_whole_blocks_is_the_baseline_of_every_cut(name: str, cuts: dict[str, Any]) -> None:
+    trace = asdsim.load(TRACES / f"smollm2-{name}")
     whole = asdsim.replay(trace, B=0, g=0, M=0)
-    cut = asdsim.replay(trace, B=0, g=0, M=0, K=2, off_trace="aligned")
+    cut = asdsim.replay(trace, B=0, g=0, M=0, off_trace="aligned", **cuts)
     length = whole.columns["mean_acceptance_length"][0]
     assert cut.columns["strict_mean_acceptance_length"][0] == length
     assert cut.columns["mean_acceptance_length"][0] < length
+    for layout in (Layout(width=2, threshold=0.5), Layout("mars", width=2, params=(("theta", 0.9),))):
+        assert layout.of_strict == Layout() and layout.whole.of_strict == layout.whole
 
 
 def test_the_oracle_walks_cut_blocks_alike() -> None:
