@@ -149,7 +149,7 @@ def test_continuous_integration_runs_what_it_should_from_anywhere(tmp_path: Path
     done = subprocess.run(
         ["bash", str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, input="a line", timeout=60
     )
-    assert done.stdout.split() == [str(ROOT), "true", "test", "statistics"]
+    assert done.stdout.split() == [str(ROOT), "true", "test", "slow"]
 
 
 def test_committed_figures_are_whole_and_of_the_committed_traces() -> None:
