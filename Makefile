@@ -1,7 +1,7 @@
 # Everything runs in .venv, which is made on first use. All that is needed is make and Python 3.11 or newer.
 #   make demo      capture three prompts of a real model, replay a grid, draw
-#   make test      linters, types, import rules, tests
-#   make slow      tests that take long: processes killed at random moments, how often intervals cover the truth
+#   make test      linters, types, import rules, all tests but the slow ones (ten minutes)
+#   make slow      the slow tests: kills at random moments, how often intervals cover the truth (three minutes)
 #   make figures   redraw figures/ from the committed traces (analysis/figures_*.py)
 #   make gpu       the checks that need a CUDA device
 #   make engines   asdsim inside vLLM on CPU, in an environment of its own (3.4 GB on the first run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ class Streaming:
     """
 
     memory: float
-    keep: bool
+    keep: bool = False
 
     def open(self, path: Path, *, verify: bool = True) -> Trace | StreamedTrace:
         """Open a trace; positions of one that is read group by group are counted on a bar."""
@@ -61,27 +61,27 @@ class Streaming:
 
 def memory_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--memory``; the command gets ``streaming``, which keeps no graph."""
-    return _streamed(function, cache=False)
 
-
-def stream_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--memory`` and ``--no-cache``; the command gets them as ``streaming``."""
-    option = click.option(
-        "--no-cache", is_flag=True, help="Keep no graph of a large trace beside it for the next time."
-    )
-    return option(_streamed(function, cache=True))
-
-
-def _streamed(function: Callable[..., Any], cache: bool) -> Callable[..., Any]:
     @wraps(function)
-    def command(**given: Any) -> Any:
-        memory = given.pop("memory")
-        keep = cache and not (given.pop("no_cache") or os.environ.get(NO_CACHE))
+    def command(memory: float, **given: Any) -> Any:
         if not 0 < memory < float("inf"):
             raise UsageError(f"--memory {memory:g} is no amount of memory", fix="give gigabytes, such as 2")
-        return function(streaming=Streaming(memory * 1e9, keep), **given)
+        return function(streaming=Streaming(memory * 1e9), **given)
 
     return click.option(
         "--memory", default=2.0, show_default=True, metavar="GB",
         help="Memory to aim at on a trace that is read group by group: one of more than 524,288 positions.",
     )(command)  # fmt: skip
+
+
+def stream_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--memory`` and ``--no-cache``; the command gets them as ``streaming``."""
+
+    @wraps(function)
+    def command(streaming: Streaming, no_cache: bool, **given: Any) -> Any:
+        keep = not (no_cache or os.environ.get(NO_CACHE))
+        return function(streaming=replace(streaming, keep=keep), **given)
+
+    return click.option("--no-cache", is_flag=True, help="Keep no graph of a large trace beside it for the next time.")(
+        memory_option(command)
+    )

@@ -267,11 +267,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 FITTED = 1 << 18
-"""Steps that a fit takes at most: three terms need no more, and all steps of a large trace would fill memory."""
+"""Steps that a fit uses, at most: three terms need no more, and all steps of a large trace would fill memory."""
 
 
 def fit_trace(trace: Source) -> CostModel:
-    """Fit a cost model to the timings of the captured path of a trace, of some :data:`FITTED` steps of a large one.
+    """Fit a cost model to the timings of the captured path; of a large trace, to about :data:`FITTED` of its steps.
 
     Raises
     ------

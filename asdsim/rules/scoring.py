@@ -130,7 +130,7 @@ class Layout:
 
     @property
     def of_strict(self) -> Layout:
-        """Where strict matching is walked that settings are compared with: on whole blocks, even if these are cut."""
+        """The layout of the strict baseline: whole blocks, even where this layout cuts them."""
         if not self.cuts:
             return self
         return self.whole if self.rule == "asd" else DEFAULT

@@ -144,12 +144,12 @@ class Meter:
     off_trace, device, threads
         See :func:`compare`.
     rules : sequence of str
-        Laid out in one pass over a trace that is read group by group; others take one each.
+        Rules to lay out in one pass over a trace that is read group by group; any other takes a pass of its own.
 
     Attributes
     ----------
     stores : dict of Layout to GraphStore
-        Layouts of such a trace.
+        Layouts of such a trace; empty for one in memory.
     paired : int64 (R,)
         Rows of the requests that are measured.
     strict : Measured
@@ -334,7 +334,7 @@ def compare(
         for name, setting in settings.items()
         if setting.exact.all()
     }
-    weights = stats.Draws(len(meter.paired), resamples, seed)  # last: they take memory
+    weights = stats.Draws(len(meter.paired), resamples, seed)  # only now: they take memory
     for name, setting in settings.items():
         row = _row(name, setting, meter, cost, weights)
         if name in answers:

@@ -151,7 +151,7 @@ class StreamedTrace(Source):
     def step_columns(
         self, names: Sequence[str], most: int | None = None
     ) -> tuple[dict[str, Array], npt.NDArray[np.int32]]:
-        """Return some columns of ``steps`` of the whole trace, and the row of each step's request."""
+        """Return some columns of ``steps`` and the row of each step's request; of about ``most`` steps."""
         streams = self._streams("steps")
         total, first = sum(shard.rows for shard in self.manifest.shards_of("steps")), 0
         columns: dict[str, list[Array]] = {name: [] for name in names}
@@ -246,7 +246,7 @@ class StreamedTrace(Source):
                 parts.clear()
                 yield group
                 del group  # before the next one is read
-                pa.default_memory_pool().release_unused()  # it keeps what was freed, and others need memory too
+                pa.default_memory_pool().release_unused()  # or Arrow keeps what was freed for itself
             if self.progress:
                 self.progress(rows)
         for stream in (stream for table in TABLES for stream in streams[table] if whole):

@@ -25,10 +25,10 @@ RECAPTURE = "the trace is damaged or was written by something else: restore it f
 
 
 def thinned(first: int, number: int, total: int, most: int | None) -> slice | npt.NDArray[np.int64]:
-    """Return which of the rows ``first`` .. ``first + number - 1`` to keep, if about ``most`` of ``total`` are kept.
+    """Return which rows of ``first`` .. ``first + number - 1`` to keep to thin ``total`` rows to about ``most``.
 
-    Fractions of multiples of the golden ratio lie evenly spread, also those of every n-th multiple: no step of a
-    request is preferred, however regular requests are.
+    A row is kept if the fractional part of its number times the golden ratio is small. These fractions are evenly
+    spread, those of every n-th row included, so no place within a request is preferred, however regular requests are.
     """
     if most is None or total <= most:
         return slice(None)

@@ -18,16 +18,16 @@ Array = npt.NDArray[Any]
 
 
 def open_parquet(source: bytes | BinaryIO, texts: Sequence[str] = ()) -> pq.ParquetFile:
-    """Open a Parquet file; columns named in ``texts`` are read as dictionaries. Read it with :func:`read_columns`."""
+    """Open a Parquet file for :func:`read_columns`; columns named in ``texts`` are read as dictionaries."""
     where = pa.BufferReader(source) if isinstance(source, bytes) else source
     return pq.ParquetFile(where, read_dictionary=list(texts), page_checksum_verification=True, pre_buffer=False)
 
 
 def read_columns(parquet: pq.ParquetFile, group: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read all columns or some, of one row group or of all, in this thread alone.
+    """Read columns (by default all) of one row group (by default of all), without Arrow's threads.
 
-    A thread of Arrow may let go of ``source`` after the read has returned. It needs the interpreter for that, and
-    aborts the process if the interpreter is about to end: https://github.com/apache/arrow/issues/34314.
+    A thread of Arrow may release the file, a Python object, after the read has returned. If the interpreter is shutting
+    down by then, the process aborts: https://github.com/apache/arrow/issues/34314.
     """
     if group is None:
         return parquet.read(columns, use_threads=False)

@@ -1,4 +1,4 @@
-"""A trace that does not fit, or pretends to be larger than it is, is refused before it is read; and how it is read."""
+"""Traces are read in groups and without threads; one that does not fit, or lies about its size, is refused unread."""
 
 from __future__ import annotations
 
